@@ -1,1 +1,3 @@
-//! placeholder
+//! Qwen3-family models in Burn, and the machinery of the programs that train them on trees.
+
+pub mod training;

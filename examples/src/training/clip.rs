@@ -1,0 +1,128 @@
+//! Clipping by the norm of all gradients together. (Burn's own clipping works on each parameter
+//! by itself, which changes the direction of the step.)
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Tensor};
+
+/// L2 norm of the gradients of `module`, taken over all of them as one vector.
+///
+/// Squares are summed in f32 within a tensor and in f64 between tensors. Reads one value per
+/// parameter tensor back from the device in a single transfer.
+pub fn global_norm<M: Module>(module: &M, gradients: &GradientsParams) -> f64 {
+    let mut visitor = SquareSums {
+        gradients,
+        sums: Vec::new(),
+    };
+    module.visit(&mut visitor);
+    if visitor.sums.is_empty() {
+        return 0.0;
+    }
+    let sums = Tensor::cat(visitor.sums, 0).into_data().convert::<f64>();
+    sums.iter::<f64>().sum::<f64>().sqrt()
+}
+
+/// Scales all gradients by `max_norm / norm` if their global `norm` is larger than `max_norm`.
+pub fn clip_global_norm<M: Module>(
+    module: &M,
+    gradients: GradientsParams,
+    norm: f64,
+    max_norm: f64,
+) -> GradientsParams {
+    if norm <= max_norm {
+        return gradients;
+    }
+    let mut visitor = Scale {
+        gradients,
+        factor: max_norm / norm,
+    };
+    module.visit(&mut visitor);
+    visitor.gradients
+}
+
+struct SquareSums<'a> {
+    gradients: &'a GradientsParams,
+    sums: Vec<Tensor<1>>,
+}
+
+impl ModuleVisitor for SquareSums<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.gradients.get::<D>(param.id) {
+            let gradient = gradient.cast(DType::F32);
+            self.sums.push(gradient.square().sum());
+        }
+    }
+}
+
+struct Scale {
+    gradients: GradientsParams,
+    factor: f64,
+}
+
+impl ModuleVisitor for Scale {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
+            self.gradients
+                .register(param.id, gradient.mul_scalar(self.factor));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::module::Module;
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::Device;
+
+    /// A layer with gradients 3 in one weight and 4 in one bias: norm 5, which no tensor has alone.
+    fn layer_with_gradients() -> (Linear, GradientsParams) {
+        let device = Device::flex();
+        let layer = LinearConfig::new(2, 2).init(&device);
+        let mut gradients = GradientsParams::new();
+        let weight = Tensor::<2>::from_floats([[3.0, 0.0], [0.0, 0.0]], &device);
+        let bias = Tensor::<1>::from_floats([0.0, 4.0], &device);
+        gradients.register(layer.weight.id, weight);
+        gradients.register(layer.bias.as_ref().unwrap().id, bias);
+        (layer, gradients)
+    }
+
+    fn values<M: Module>(module: &M, gradients: &GradientsParams) -> Vec<f32> {
+        struct Values<'a>(&'a GradientsParams, Vec<f32>);
+        impl ModuleVisitor for Values<'_> {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                let gradient = self.0.get::<D>(param.id).unwrap();
+                self.1.extend(gradient.into_data().iter::<f32>());
+            }
+        }
+        let mut visitor = Values(gradients, Vec::new());
+        module.visit(&mut visitor);
+        visitor.1
+    }
+
+    #[test]
+    fn norm_is_taken_over_all_tensors_together() {
+        let (layer, gradients) = layer_with_gradients();
+        assert_eq!(global_norm(&layer, &gradients), 5.0);
+    }
+
+    #[test]
+    fn clipping_keeps_the_direction() {
+        let (layer, gradients) = layer_with_gradients();
+        let clipped = clip_global_norm(&layer, gradients, 5.0, 2.5);
+        assert_eq!(values(&layer, &clipped), [1.5, 0.0, 0.0, 0.0, 0.0, 2.0]);
+    }
+
+    #[test]
+    fn smaller_gradients_are_untouched() {
+        let (layer, gradients) = layer_with_gradients();
+        let clipped = clip_global_norm(&layer, gradients, 5.0, 5.0);
+        assert_eq!(values(&layer, &clipped), [3.0, 0.0, 0.0, 0.0, 0.0, 4.0]);
+    }
+
+    #[test]
+    fn no_gradients_have_norm_zero() {
+        let (layer, _) = layer_with_gradients();
+        assert_eq!(global_norm(&layer, &GradientsParams::new()), 0.0);
+    }
+}
