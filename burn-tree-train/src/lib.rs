@@ -1,7 +1,27 @@
 //! Losses and training steps on trees of trajectories.
+//!
+//! A model takes part by implementing [`TreeModel`]. Its final hidden states become
+//! log-probabilities of the trained tokens with [`token_log_probs`], and those a loss, for example
+//! with [`sft_loss`]. [`gather_rows`] and [`grouped_linear`] are the building blocks of embeddings
+//! and mixture-of-experts layers.
 
+mod backends;
+pub mod gather_rows;
+pub mod grouped_linear;
+pub mod lm_head;
+mod loss;
 mod model;
+mod ops;
+mod precision;
+mod primitive;
 mod step_bound;
 
+pub use gather_rows::{GatherPlan, gather_rows};
+pub use grouped_linear::grouped_linear;
+pub use lm_head::{
+    LmHeadError, LmHeadOptions, TokenLogProbs, token_log_probs, try_token_log_probs,
+};
+pub use loss::sft_loss;
 pub use model::{BlockContext, BlockOutputs, BlockPast, RouterOutput, TreeModel};
+pub use ops::TreeTrainOps;
 pub use step_bound::{ModelCost, StepBound, StepCounts};

@@ -2,6 +2,7 @@
 
 use burn::tensor::{Int, Tensor};
 use burn_tree_attn::TreeMask;
+use tree_pack::TreeBatch;
 
 /// What every block of a forward pass shares.
 #[derive(Clone, Debug)]
@@ -10,6 +11,17 @@ pub struct BlockContext {
     pub position_ids: Tensor<2, Int>,
     /// Who sees whom.
     pub mask: TreeMask,
+}
+
+impl BlockContext {
+    /// The context of a batch on its own, without rows computed before.
+    pub fn new(batch: &TreeBatch) -> Self {
+        let [_, rows] = batch.tokens.dims();
+        Self {
+            position_ids: batch.position_ids.clone(),
+            mask: TreeMask::from_layouts(&batch.layouts, rows, &batch.tokens.device()),
+        }
+    }
 }
 
 /// Keys and values of rows computed before (in an ancestor partition), of one block.
@@ -61,4 +73,31 @@ pub trait TreeModel {
     fn final_norm(&self, x: Tensor<3>) -> Tensor<3>;
     /// `[vocab, hidden]` weight of the language-model head.
     fn head_weight(&self) -> Tensor<2>;
+
+    /// Runs all blocks on `tokens [B, N]`: the hidden states `[B, N, hidden]` that the head reads,
+    /// and what every block left.
+    fn forward(
+        &self,
+        tokens: Tensor<2, Int>,
+        context: &BlockContext,
+    ) -> (Tensor<3>, Vec<BlockOutputs>) {
+        let mut x = self.embed(tokens);
+        let mut outputs = Vec::with_capacity(self.n_blocks());
+        for index in 0..self.n_blocks() {
+            let (y, output) = self.block(index, x, context, None);
+            x = y;
+            outputs.push(output);
+        }
+        (self.final_norm(x), outputs)
+    }
+
+    /// The hidden states of [`TreeModel::forward`] alone; keys and values are dropped block by
+    /// block.
+    fn hidden_states(&self, tokens: Tensor<2, Int>, context: &BlockContext) -> Tensor<3> {
+        let mut x = self.embed(tokens);
+        for index in 0..self.n_blocks() {
+            x = self.block(index, x, context, None).0;
+        }
+        self.final_norm(x)
+    }
 }

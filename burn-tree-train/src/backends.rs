@@ -1,0 +1,43 @@
+//! Backends, and what each overrides.
+
+use std::sync::Arc;
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
+
+use crate::gather_rows::{self, GatherPlan};
+use crate::lm_head::{self, LmHeadPlan};
+use crate::{TreeTrainOps, grouped_linear};
+
+impl<B: TreeTrainOps, C: CheckpointStrategy> TreeTrainOps for Autodiff<B, C> {
+    fn lm_head_log_probs(
+        hidden: FloatTensor<Self>,
+        head_weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        plan: Arc<LmHeadPlan>,
+        entropy: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        lm_head::autodiff_forward::<B, C>(hidden, head_weight, targets, plan, entropy)
+    }
+
+    fn gather_rows(x: FloatTensor<Self>, plan: Arc<GatherPlan>) -> FloatTensor<Self> {
+        gather_rows::autodiff_forward::<B, C>(x, plan)
+    }
+
+    fn grouped_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        group_sizes: Arc<Vec<usize>>,
+    ) -> FloatTensor<Self> {
+        grouped_linear::autodiff_forward::<B, C>(x, weight, group_sizes)
+    }
+}
+
+#[cfg(feature = "flex")]
+impl TreeTrainOps for burn::backend::Flex {}
+#[cfg(feature = "ndarray")]
+impl TreeTrainOps for burn::backend::NdArray {}
+#[cfg(feature = "tch")]
+impl TreeTrainOps for burn::backend::LibTorch {}
+#[cfg(feature = "cubecl-backend")]
+impl TreeTrainOps for burn_cubecl::CubeBackend {}

@@ -1,0 +1,68 @@
+//! Gradient of the grouped product.
+
+use std::sync::Arc;
+
+use burn::backend::tensor::FloatTensor;
+use burn_autodiff::{
+    Autodiff, NodeId,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+
+use crate::TreeTrainOps;
+
+#[derive(Debug)]
+struct GroupedLinearBackward;
+
+impl<B: TreeTrainOps> Backward<B, 2> for GroupedLinearBackward {
+    type State = (NodeId, NodeId, Arc<Vec<usize>>);
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 2>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let [node_x, node_weight] = ops.parents;
+        let grad = grads.consume::<B>(&ops.node);
+        let (x, weight, group_sizes) = ops.state;
+        let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+        let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
+        let (grad_x, grad_weight) = B::grouped_linear_backward(x, weight, grad, group_sizes);
+        if let Some(node) = node_x {
+            grads.register::<B>(node.id, grad_x);
+        }
+        if let Some(node) = node_weight {
+            grads.register::<B>(node.id, grad_weight);
+        }
+    }
+}
+
+/// The forward pass on an autodiff backend.
+pub(crate) fn forward<B: TreeTrainOps, C: CheckpointStrategy>(
+    x: FloatTensor<Autodiff<B, C>>,
+    weight: FloatTensor<Autodiff<B, C>>,
+    group_sizes: Arc<Vec<usize>>,
+) -> FloatTensor<Autodiff<B, C>> {
+    let output = B::grouped_linear(
+        x.primitive().clone(),
+        weight.primitive().clone(),
+        group_sizes.clone(),
+    );
+    match GroupedLinearBackward
+        .prepare::<C>([x.node(), weight.node()])
+        .compute_bound()
+        .stateful()
+    {
+        OpsKind::Tracked(mut prep) => {
+            let state = (
+                prep.checkpoint(&x),
+                prep.checkpoint(&weight),
+                group_sizes,
+            );
+            prep.finish(state, output)
+        }
+        OpsKind::UnTracked(prep) => prep.finish(output),
+    }
+}

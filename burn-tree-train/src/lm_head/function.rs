@@ -1,0 +1,111 @@
+//! Public function.
+
+use std::sync::Arc;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+use tree_pack::OccurrenceBatch;
+
+use super::{LmHeadError, LmHeadPlan};
+use crate::TreeTrainOps;
+
+/// Logits alive at once if [`LmHeadOptions::chunk_rows`] is not given: 64 MiB in f32.
+const DEFAULT_CHUNK_LOGITS: usize = 1 << 24;
+
+/// Options of [`token_log_probs`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LmHeadOptions {
+    /// Distinct rows projected at a time; as many as give 2^24 logits if `None`.
+    pub chunk_rows: Option<usize>,
+    /// Whether to compute the entropy of the predictions, too.
+    pub entropy: bool,
+}
+
+/// What [`token_log_probs`] returns, per occurrence.
+#[derive(Clone, Debug)]
+pub struct TokenLogProbs {
+    /// `[n]` log p(target | row), in at least f32.
+    pub log_probs: Tensor<1>,
+    /// `[n]` entropy in nats of the row's distribution over the vocabulary; a value without
+    /// gradient.
+    pub entropy: Option<Tensor<1>>,
+}
+
+/// Log-probabilities of the targets of `occurrences` given `hidden [B, N, H]` (after the final
+/// norm) and the head weight `[V, H]`.
+///
+/// Each distinct row that has a target is projected once, however many occurrences read it; rows
+/// without a target are not projected. Logits exist for one chunk of rows at a time: the backward
+/// pass recomputes them. The products run in the wider dtype of the two arguments, the softmax and
+/// the sums over chunks in at least f32.
+///
+/// # Panics
+///
+/// With the text of [`LmHeadError`] where [`try_token_log_probs`] returns one.
+pub fn token_log_probs(
+    hidden: Tensor<3>,
+    head_weight: Tensor<2>,
+    occurrences: &OccurrenceBatch,
+    options: LmHeadOptions,
+) -> TokenLogProbs {
+    try_token_log_probs(hidden, head_weight, occurrences, options)
+        .unwrap_or_else(|error| panic!("token_log_probs: {error}"))
+}
+
+/// [`token_log_probs`] that returns an error if the arguments do not fit together.
+///
+/// Targets live on the device and are not checked here: each must be below `V`.
+pub fn try_token_log_probs(
+    hidden: Tensor<3>,
+    head_weight: Tensor<2>,
+    occurrences: &OccurrenceBatch,
+    options: LmHeadOptions,
+) -> Result<TokenLogProbs, LmHeadError> {
+    let [batch, rows, hidden_size] = hidden.dims();
+    let [vocab, head_size] = head_weight.dims();
+    if hidden_size != head_size {
+        return Err(LmHeadError::HiddenSize {
+            hidden: hidden_size,
+            head: head_size,
+        });
+    }
+    let [targets] = occurrences.targets.dims();
+    if targets != occurrences.host_rows.len() {
+        return Err(LmHeadError::Columns {
+            rows: occurrences.host_rows.len(),
+            targets,
+        });
+    }
+    let hidden_rows = batch * rows;
+    let chunk_rows = options
+        .chunk_rows
+        .unwrap_or(DEFAULT_CHUNK_LOGITS / vocab.max(1))
+        .clamp(1, hidden_rows.max(1));
+    if chunk_rows.checked_mul(vocab).is_none_or(|n| n > i32::MAX as usize) {
+        return Err(LmHeadError::ChunkTooLarge { chunk_rows, vocab });
+    }
+    let plan = Arc::new(LmHeadPlan::new(
+        &occurrences.host_rows,
+        hidden_rows,
+        chunk_rows,
+    )?);
+    if plan.occurrences() == 0 {
+        // Nothing is predicted; the graph is kept so that a backward pass finds its way.
+        let none = hidden.reshape([hidden_rows * hidden_size]).slice([0..0]);
+        return Ok(TokenLogProbs {
+            entropy: options.entropy.then(|| none.clone().detach()),
+            log_probs: none,
+        });
+    }
+    let (log_probs, _log_sum_exp, entropy) = <Dispatch as TreeTrainOps>::lm_head_log_probs(
+        hidden.reshape([hidden_rows, hidden_size]).into_dispatch(),
+        head_weight.into_dispatch(),
+        occurrences.targets.clone().into_dispatch(),
+        plan,
+        options.entropy,
+    );
+    Ok(TokenLogProbs {
+        log_probs: Tensor::from_dispatch(log_probs),
+        entropy: options.entropy.then(|| Tensor::from_dispatch(entropy)),
+    })
+}

@@ -1,0 +1,195 @@
+//! Implementation from Burn's primitives, for every backend.
+
+use burn::backend::{
+    Backend, TensorMetadata,
+    tensor::{Device, FloatTensor, IndexingUpdateOp, IntTensor},
+};
+use burn::tensor::{FloatDType, IntDType, Shape, Slice};
+
+use super::LmHeadPlan;
+use super::plan::LmHeadChunk;
+use crate::precision::{at_least_f32, product_dtype};
+use crate::primitive::int_tensor;
+
+/// See [`crate::TreeTrainOps::lm_head_log_probs`].
+pub(crate) fn forward<B: Backend>(
+    hidden: FloatTensor<B>,
+    head_weight: FloatTensor<B>,
+    targets: IntTensor<B>,
+    plan: &LmHeadPlan,
+    entropy: bool,
+) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
+    let head = Head::<B>::new(&hidden, head_weight);
+    let device = hidden.device();
+    let mut log_probs = Vec::new();
+    let mut log_sum_exps = Vec::new();
+    let mut entropies = Vec::new();
+    for chunk in plan.chunks() {
+        let (_, logits) = head.logits(&hidden, plan, chunk);
+        let max = B::float_max_dim(logits.clone(), 1);
+        let shifted = B::float_sub(logits.clone(), max.clone());
+        let exp = B::float_exp(shifted.clone());
+        let sum = B::float_sum_dim(exp.clone(), 1);
+        let log_sum = B::float_log(sum.clone());
+        let log_sum_exp = flatten::<B>(B::float_add(log_sum.clone(), max));
+
+        let slots = chunk_slots::<B>(plan, chunk, &device);
+        let picked = B::float_select(
+            flatten::<B>(logits),
+            0,
+            flat_targets::<B>(&targets, slots.clone(), chunk, head.vocab),
+        );
+        let denominators = B::float_select(log_sum_exp.clone(), 0, slots.clone());
+        log_probs.push(B::float_sub(picked, denominators));
+        log_sum_exps.push(log_sum_exp);
+        if entropy {
+            // H = log sum_v e^{x_v} - sum_v p_v x_v, with x shifted by the maximum.
+            let mean = B::float_div(B::float_sum_dim(B::float_mul(exp, shifted), 1), sum);
+            let rows = flatten::<B>(B::float_sub(log_sum, mean));
+            entropies.push(B::float_select(rows, 0, slots));
+        }
+    }
+    let log_probs = B::float_cat(log_probs, 0);
+    let entropy = match entropy {
+        true => B::float_cat(entropies, 0),
+        false => B::float_zeros(log_probs.shape(), &device, log_probs.dtype().into()),
+    };
+    (log_probs, B::float_cat(log_sum_exps, 0), entropy)
+}
+
+/// See [`crate::TreeTrainOps::lm_head_log_probs_backward`].
+pub(crate) fn backward<B: Backend>(
+    hidden: FloatTensor<B>,
+    head_weight: FloatTensor<B>,
+    targets: IntTensor<B>,
+    log_sum_exp: FloatTensor<B>,
+    grad: FloatTensor<B>,
+    plan: &LmHeadPlan,
+    head_gradient: bool,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let device = hidden.device();
+    let (hidden_dtype, head_dtype) = (hidden.dtype(), head_weight.dtype());
+    let head_shape = head_weight.shape();
+    let hidden_size = head_shape[1];
+    let head = Head::<B>::new(&hidden, head_weight);
+    let accumulation = at_least_f32(head.product.into());
+    let mut grad_rows = Vec::new();
+    let grad_head_shape = if head_gradient { head_shape } else { Shape::new([1, 1]) };
+    let mut grad_head = B::float_zeros(grad_head_shape, &device, accumulation);
+    for chunk in plan.chunks() {
+        let (states, logits) = head.logits(&hidden, plan, chunk);
+        let rows = chunk.slots.len();
+        let log_sum_exp = B::float_slice(log_sum_exp.clone(), &[slice(&chunk.slots)]);
+        let log_sum_exp = B::float_reshape(log_sum_exp, Shape::new([rows, 1]));
+        let probabilities = B::float_exp(B::float_sub(logits, log_sum_exp));
+
+        // d log p(target) / d logits = onehot(target) - p, summed over the row's occurrences.
+        let slots = chunk_slots::<B>(plan, chunk, &device);
+        let grad = B::float_slice(grad.clone(), &[slice(&chunk.occurrences)]);
+        let grad = B::float_cast(grad, accumulation);
+        let row_grad = B::float_select_assign(
+            B::float_zeros(Shape::new([rows]), &device, accumulation),
+            0,
+            slots.clone(),
+            grad.clone(),
+            IndexingUpdateOp::Add,
+        );
+        let row_grad = B::float_reshape(B::float_neg(row_grad), Shape::new([rows, 1]));
+        let grad_logits = B::float_select_assign(
+            flatten::<B>(B::float_mul(probabilities, row_grad)),
+            0,
+            flat_targets::<B>(&targets, slots, chunk, head.vocab),
+            grad,
+            IndexingUpdateOp::Add,
+        );
+        let grad_logits = B::float_reshape(grad_logits, Shape::new([rows, head.vocab]));
+        let grad_logits = B::float_cast(grad_logits, head.product);
+
+        grad_rows.push(B::float_matmul(grad_logits.clone(), head.weight.clone()));
+        if head_gradient {
+            let part = B::float_matmul(B::float_transpose(grad_logits), states);
+            grad_head = B::float_add(grad_head, B::float_cast(part, accumulation));
+        }
+    }
+    // Scatter as a gather: rows that are not projected read a row of zeros at the end.
+    grad_rows.push(B::float_zeros(
+        Shape::new([1, hidden_size]),
+        &device,
+        head.product,
+    ));
+    let grad_hidden = B::float_select(
+        B::float_cat(grad_rows, 0),
+        0,
+        int_tensor::<B>(&plan.slot_of_row(), &device),
+    );
+    (
+        B::float_cast(grad_hidden, hidden_dtype.into()),
+        B::float_cast(grad_head, head_dtype.into()),
+    )
+}
+
+/// The head in the dtype of the products.
+struct Head<B: Backend> {
+    weight: FloatTensor<B>,
+    vocab: usize,
+    product: FloatDType,
+}
+
+impl<B: Backend> Head<B> {
+    fn new(hidden: &FloatTensor<B>, weight: FloatTensor<B>) -> Self {
+        let product = product_dtype(hidden.dtype(), weight.dtype());
+        Self {
+            vocab: weight.shape()[0],
+            weight: B::float_cast(weight, product),
+            product,
+        }
+    }
+
+    /// The states `[rows, H]` of a chunk and their logits `[rows, V]` in at least f32.
+    fn logits(
+        &self,
+        hidden: &FloatTensor<B>,
+        plan: &LmHeadPlan,
+        chunk: &LmHeadChunk,
+    ) -> (FloatTensor<B>, FloatTensor<B>) {
+        let rows = int_tensor::<B>(&plan.rows()[chunk.slots.clone()], &hidden.device());
+        let states = B::float_cast(B::float_select(hidden.clone(), 0, rows), self.product);
+        let logits = B::float_matmul(states.clone(), B::float_transpose(self.weight.clone()));
+        let logits = B::float_cast(logits, at_least_f32(self.product.into()));
+        (states, logits)
+    }
+}
+
+/// Slot within the chunk of each of its occurrences.
+fn chunk_slots<B: Backend>(
+    plan: &LmHeadPlan,
+    chunk: &LmHeadChunk,
+    device: &Device<B>,
+) -> IntTensor<B> {
+    let slots: Vec<u32> = plan.slots()[chunk.occurrences.clone()]
+        .iter()
+        .map(|&slot| slot - chunk.slots.start as u32)
+        .collect();
+    int_tensor::<B>(&slots, device)
+}
+
+/// `slot * vocab + target`: where each occurrence's logit lies in the chunk's flattened logits.
+fn flat_targets<B: Backend>(
+    targets: &IntTensor<B>,
+    slots: IntTensor<B>,
+    chunk: &LmHeadChunk,
+    vocab: usize,
+) -> IntTensor<B> {
+    let targets = B::int_slice(targets.clone(), &[slice(&chunk.occurrences)]);
+    let targets = B::int_cast(targets, IntDType::I32);
+    B::int_add(B::int_mul_scalar(slots, (vocab as i64).into()), targets)
+}
+
+fn flatten<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    let elements = tensor.shape().num_elements();
+    B::float_reshape(tensor, Shape::new([elements]))
+}
+
+fn slice(range: &std::ops::Range<usize>) -> Slice {
+    Slice::from(range.clone())
+}

@@ -1,0 +1,13 @@
+//! Log-probabilities of trained tokens from hidden states, without `[rows, vocab]` logits.
+
+mod autodiff;
+mod function;
+pub(crate) mod generic;
+mod plan;
+pub mod reference;
+
+pub(crate) use autodiff::forward as autodiff_forward;
+pub use function::{
+    LmHeadOptions, TokenLogProbs, token_log_probs, try_token_log_probs,
+};
+pub use plan::{LmHeadError, LmHeadPlan};

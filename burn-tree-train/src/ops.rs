@@ -1,0 +1,159 @@
+//! The operations that backends may override.
+
+use std::sync::Arc;
+
+use burn::backend::{
+    Backend, backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+
+use crate::gather_rows::{self, GatherPlan};
+use crate::grouped_linear;
+use crate::lm_head::{self, LmHeadPlan};
+
+/// Operations of this crate. The default bodies are built from Burn's primitives; `Autodiff` has
+/// hand-written gradients that call the `_backward` methods of the backend below it.
+///
+/// Arguments are checked by the public functions, not here.
+#[backend_extension(
+    Cube: cfg(feature = "cubecl-backend"),
+    Flex: cfg(feature = "flex"),
+    NdArray: cfg(feature = "ndarray"),
+    LibTorch: cfg(feature = "tch"),
+    Autodiff,
+    Fusion: cfg(feature = "fusion"),
+)]
+pub trait TreeTrainOps: Backend {
+    /// Log-probabilities of targets: `hidden [R, H]`, `head_weight [V, H]`, `targets [n]` ->
+    /// log-probabilities `[n]`, log-sum-exp of the projected rows `[projected]`, entropy `[n]`
+    /// (zeros if not asked for). Only the first is differentiable.
+    #[fusion(meta = meta::lm_head_log_probs)]
+    fn lm_head_log_probs(
+        hidden: FloatTensor<Self>,
+        head_weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        plan: Arc<LmHeadPlan>,
+        entropy: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        lm_head::generic::forward::<Self>(hidden, head_weight, targets, &plan, entropy)
+    }
+
+    /// Gradients of `hidden` and `head_weight` for the gradient `grad [n]` of the
+    /// log-probabilities. Without `head_gradient` the second is `[1, 1]` and zero.
+    #[fusion(meta = meta::lm_head_log_probs_backward)]
+    fn lm_head_log_probs_backward(
+        hidden: FloatTensor<Self>,
+        head_weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        log_sum_exp: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        plan: Arc<LmHeadPlan>,
+        head_gradient: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        lm_head::generic::backward::<Self>(
+            hidden,
+            head_weight,
+            targets,
+            log_sum_exp,
+            grad,
+            &plan,
+            head_gradient,
+        )
+    }
+
+    /// Rows by index: `x [R, D]` -> `[n, D]`.
+    #[fusion(meta = meta::gather_rows)]
+    fn gather_rows(x: FloatTensor<Self>, plan: Arc<GatherPlan>) -> FloatTensor<Self> {
+        gather_rows::generic::forward::<Self>(x, &plan)
+    }
+
+    /// Gradient of `x` for the gradient `grad [n, D]` of the gathered rows.
+    #[fusion(meta = meta::gather_rows_backward)]
+    fn gather_rows_backward(grad: FloatTensor<Self>, plan: Arc<GatherPlan>) -> FloatTensor<Self> {
+        gather_rows::generic::backward::<Self>(grad, &plan)
+    }
+
+    /// Runs of rows by a matrix each: `x [R, I]`, `weight [E, I, O]` -> `[R, O]`.
+    #[fusion(meta = meta::grouped_linear)]
+    fn grouped_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        group_sizes: Arc<Vec<usize>>,
+    ) -> FloatTensor<Self> {
+        grouped_linear::generic::forward::<Self>(x, weight, &group_sizes)
+    }
+
+    /// Gradients of `x` and `weight` for the gradient `grad [R, O]` of the product.
+    #[fusion(meta = |x, weight, _, _| (x.clone(), weight.clone()))]
+    fn grouped_linear_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        group_sizes: Arc<Vec<usize>>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        grouped_linear::generic::backward::<Self>(x, weight, grad, &group_sizes)
+    }
+}
+
+/// Shapes and dtypes of the outputs, for Fusion.
+#[cfg(feature = "fusion")]
+mod meta {
+    use std::sync::Arc;
+
+    use burn::backend::fusion::custom::TensorSpec;
+    use burn::tensor::Shape;
+
+    use crate::gather_rows::GatherPlan;
+    use crate::lm_head::LmHeadPlan;
+    use crate::precision::{at_least_f32, product_dtype};
+
+    pub(super) fn lm_head_log_probs(
+        hidden: &TensorSpec,
+        head_weight: &TensorSpec,
+        _targets: &TensorSpec,
+        plan: &Arc<LmHeadPlan>,
+        _entropy: &bool,
+    ) -> (TensorSpec, TensorSpec, TensorSpec) {
+        let dtype = at_least_f32(product_dtype(hidden.dtype, head_weight.dtype).into()).into();
+        let vector = |length: usize| TensorSpec::new(Shape::new([length]), dtype);
+        (
+            vector(plan.occurrences()),
+            vector(plan.projected_rows()),
+            vector(plan.occurrences()),
+        )
+    }
+
+    pub(super) fn lm_head_log_probs_backward(
+        hidden: &TensorSpec,
+        head_weight: &TensorSpec,
+        _targets: &TensorSpec,
+        _log_sum_exp: &TensorSpec,
+        _grad: &TensorSpec,
+        _plan: &Arc<LmHeadPlan>,
+        head_gradient: &bool,
+    ) -> (TensorSpec, TensorSpec) {
+        let mut grad_head = head_weight.clone();
+        if !head_gradient {
+            grad_head.shape = Shape::new([1, 1]);
+        }
+        (hidden.clone(), grad_head)
+    }
+
+    pub(super) fn gather_rows(x: &TensorSpec, plan: &Arc<GatherPlan>) -> TensorSpec {
+        let shape = Shape::new([plan.indices().len(), x.shape[1]]);
+        TensorSpec::new(shape, x.dtype)
+    }
+
+    pub(super) fn gather_rows_backward(grad: &TensorSpec, plan: &Arc<GatherPlan>) -> TensorSpec {
+        let shape = Shape::new([plan.rows(), grad.shape[1]]);
+        TensorSpec::new(shape, grad.dtype)
+    }
+
+    pub(super) fn grouped_linear(
+        x: &TensorSpec,
+        weight: &TensorSpec,
+        _group_sizes: &Arc<Vec<usize>>,
+    ) -> TensorSpec {
+        TensorSpec::new(Shape::new([x.shape[0], weight.shape[2]]), x.dtype)
+    }
+}

@@ -1,0 +1,21 @@
+//! Which dtype a computation runs in.
+
+use burn::tensor::{DType, FloatDType};
+
+/// `dtype`, or f32 where that is narrower: the precision of sums, norms and softmaxes.
+pub(crate) fn at_least_f32(dtype: DType) -> FloatDType {
+    match dtype {
+        DType::F64 => FloatDType::F64,
+        _ => FloatDType::F32,
+    }
+}
+
+/// The dtype in which two float tensors are multiplied: their own if equal, else the wider one
+/// (f32 for f16 with bf16).
+pub(crate) fn product_dtype(lhs: DType, rhs: DType) -> FloatDType {
+    match (lhs, rhs) {
+        (lhs, rhs) if lhs == rhs => lhs.into(),
+        (DType::F64, _) | (_, DType::F64) => FloatDType::F64,
+        _ => FloatDType::F32,
+    }
+}

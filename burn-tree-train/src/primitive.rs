@@ -1,0 +1,14 @@
+//! Small steps on backend primitives.
+
+use burn::backend::{
+    Backend,
+    tensor::{Device, IntTensor},
+};
+use burn::tensor::TensorData;
+
+/// Host indices as an i32 tensor.
+pub(crate) fn int_tensor<B: Backend>(values: &[u32], device: &Device<B>) -> IntTensor<B> {
+    let values: Vec<i32> = values.iter().map(|&value| value as i32).collect();
+    let length = values.len();
+    B::int_from_data(TensorData::new(values, [length]), device)
+}
