@@ -56,11 +56,7 @@ pub(crate) fn forward<B: TreeTrainOps, C: CheckpointStrategy>(
         .stateful()
     {
         OpsKind::Tracked(mut prep) => {
-            let state = (
-                prep.checkpoint(&x),
-                prep.checkpoint(&weight),
-                group_sizes,
-            );
+            let state = (prep.checkpoint(&x), prep.checkpoint(&weight), group_sizes);
             prep.finish(state, output)
         }
         OpsKind::UnTracked(prep) => prep.finish(output),

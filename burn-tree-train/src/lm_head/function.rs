@@ -81,7 +81,10 @@ pub fn try_token_log_probs(
         .chunk_rows
         .unwrap_or(DEFAULT_CHUNK_LOGITS / vocab.max(1))
         .clamp(1, hidden_rows.max(1));
-    if chunk_rows.checked_mul(vocab).is_none_or(|n| n > i32::MAX as usize) {
+    if chunk_rows
+        .checked_mul(vocab)
+        .is_none_or(|n| n > i32::MAX as usize)
+    {
         return Err(LmHeadError::ChunkTooLarge { chunk_rows, vocab });
     }
     let plan = Arc::new(LmHeadPlan::new(

@@ -74,7 +74,11 @@ pub(crate) fn backward<B: Backend>(
     let head = Head::<B>::new(&hidden, head_weight);
     let accumulation = at_least_f32(head.product.into());
     let mut grad_rows = Vec::new();
-    let grad_head_shape = if head_gradient { head_shape } else { Shape::new([1, 1]) };
+    let grad_head_shape = if head_gradient {
+        head_shape
+    } else {
+        Shape::new([1, 1])
+    };
     let mut grad_head = B::float_zeros(grad_head_shape, &device, accumulation);
     for chunk in plan.chunks() {
         let (states, logits) = head.logits(&hidden, plan, chunk);

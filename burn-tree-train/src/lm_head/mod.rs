@@ -7,7 +7,5 @@ mod plan;
 pub mod reference;
 
 pub(crate) use autodiff::forward as autodiff_forward;
-pub use function::{
-    LmHeadOptions, TokenLogProbs, token_log_probs, try_token_log_probs,
-};
+pub use function::{LmHeadOptions, TokenLogProbs, token_log_probs, try_token_log_probs};
 pub use plan::{LmHeadError, LmHeadPlan};
