@@ -7,7 +7,7 @@
 //! is found; they are for exchange with other programs.)
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -18,10 +18,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
+use super::atomic;
+
 const MODEL_FILE: &str = "model.bpk";
 const OPTIMIZER_FILE: &str = "optimizer.bpk";
 const STATE_FILE: &str = "state.json";
-const UNFINISHED_PREFIX: &str = ".unfinished-";
 const FORMAT_VERSION: u32 = 1;
 
 /// Where a run is, and what it was started with.
@@ -77,6 +78,9 @@ pub enum CheckpointError {
         /// What the system reports.
         source: io::Error,
     },
+    /// The folder of the checkpoint cannot be made.
+    #[error("checkpoint: {0}")]
+    Folder(#[from] io::Error),
     /// A record cannot be read, written or applied.
     #[error("{}: {source}", path.display())]
     Record {
@@ -128,38 +132,22 @@ pub fn save<M: Module>(
     optimizer: &ModuleOptimizer,
     keep: usize,
 ) -> Result<PathBuf, CheckpointError> {
-    fs::create_dir_all(folder).map_err(io_error(folder))?;
-    let unfinished = tempfile::Builder::new()
-        .prefix(UNFINISHED_PREFIX)
-        .tempdir_in(folder)
-        .map_err(io_error(folder))?;
-    let path = unfinished.path().join(MODEL_FILE);
-    model
-        .clone()
-        .save_file(&path)
-        .map_err(record_error(&path))?;
-    let path = unfinished.path().join(OPTIMIZER_FILE);
-    optimizer.save(&path).map_err(record_error(&path))?;
-    let path = unfinished.path().join(STATE_FILE);
-    let text = serde_json::to_vec_pretty(state).map_err(|source| CheckpointError::State {
-        path: path.clone(),
-        source,
-    })?;
-    fs::write(&path, text).map_err(io_error(&path))?;
-    for name in [MODEL_FILE, OPTIMIZER_FILE, STATE_FILE] {
-        let path = unfinished.path().join(name);
-        File::open(&path)
-            .and_then(|file| file.sync_all())
-            .map_err(io_error(&path))?;
-    }
-
     let complete = folder.join(format!("step-{:08}", state.completed_steps));
-    if complete.exists() {
-        fs::remove_dir_all(&complete).map_err(io_error(&complete))?;
-    }
-    fs::rename(unfinished.path(), &complete).map_err(io_error(&complete))?;
-    // Renamed: nothing is left to clean up under the temporary name.
-    let _ = unfinished.keep();
+    atomic::write_folder(&complete, |unfinished| {
+        let path = unfinished.join(MODEL_FILE);
+        model
+            .clone()
+            .save_file(&path)
+            .map_err(record_error(&path))?;
+        let path = unfinished.join(OPTIMIZER_FILE);
+        optimizer.save(&path).map_err(record_error(&path))?;
+        let path = unfinished.join(STATE_FILE);
+        let text = serde_json::to_vec_pretty(state).map_err(|source| CheckpointError::State {
+            path: path.clone(),
+            source,
+        })?;
+        fs::write(&path, text).map_err(io_error(&path))
+    })?;
 
     let all = list(folder)?;
     for old in &all[..all.len().saturating_sub(keep.max(1))] {

@@ -1,11 +1,13 @@
 //! What a run measures, one JSON object a line in `metrics.jsonl`.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use super::atomic;
 
 /// One optimizer step of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -118,8 +120,7 @@ impl MetricsLog {
             .into_iter()
             .take_while(|record| record.step <= completed_steps)
             .collect();
-        let folder = path.parent().unwrap_or(Path::new("."));
-        let mut kept = tempfile::NamedTempFile::new_in(folder).map_err(io_error(path))?;
+        let mut kept = atomic::temporary_file_for(path).map_err(io_error(path))?;
         for record in &records {
             write_line(kept.as_file_mut(), record).map_err(io_error(path))?;
         }
@@ -162,20 +163,6 @@ pub fn read_records(path: &Path) -> Result<Vec<StepRecord>, MetricsError> {
         })?;
         records.push(record);
     }
-}
-
-/// Writes `contents` to `path` so that the file is there whole or not at all.
-pub fn write_atomically(path: &Path, contents: &[u8]) -> io::Result<()> {
-    let folder = path
-        .parent()
-        .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    fs::create_dir_all(folder)?;
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    file.write_all(contents)?;
-    file.as_file().sync_all()?;
-    file.persist(path).map_err(|error| error.error)?;
-    Ok(())
 }
 
 fn write_line(file: &mut File, record: &StepRecord) -> io::Result<()> {
@@ -240,7 +227,7 @@ mod tests {
     fn a_foreign_line_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        fs::write(&path, "{\"step\":\"one\"}\n").unwrap();
+        std::fs::write(&path, "{\"step\":\"one\"}\n").unwrap();
         let error = MetricsLog::resume(&path, 3).unwrap_err().to_string();
         assert!(error.contains("metrics.jsonl:1"), "{error}");
     }

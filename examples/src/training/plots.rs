@@ -8,6 +8,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
 
+use super::atomic;
 use super::metrics::{ComparisonRecord, PassRecord, StepRecord};
 
 const TREE: RGBColor = RGBColor(31, 111, 180);
@@ -121,7 +122,7 @@ pub fn speedup(path: &Path, records: &[StepRecord]) -> Result<(), PlotError> {
             .margin(14)
             .x_label_area_size(44)
             .y_label_area_size(64)
-            .build_cartesian_2d(0.4..last_step + 0.6, 0.0..highest * 1.25)?;
+            .build_cartesian_2d(0.4..last_step + 0.6, 0.0..highest * 1.4)?;
         mesh(
             &mut chart,
             "optimizer step",
@@ -207,6 +208,14 @@ type Chart<'a, 'b> = ChartContext<
 >;
 
 fn mesh(chart: &mut Chart<'_, '_>, x: &str, y: &str) -> Result<(), PlotError> {
+    let whole_if_possible = |value: &f64| {
+        let rounded = value.round();
+        if (value - rounded).abs() < 1e-9 {
+            format!("{rounded}")
+        } else {
+            format!("{value:.1}")
+        }
+    };
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
@@ -215,6 +224,7 @@ fn mesh(chart: &mut Chart<'_, '_>, x: &str, y: &str) -> Result<(), PlotError> {
         .label_style((FONT, 15).into_font().color(&TEXT))
         .axis_desc_style((FONT, 17).into_font().color(&TEXT))
         .x_desc(x)
+        .x_label_formatter(&whole_if_possible)
         .y_desc(y)
         .draw()?;
     Ok(())
@@ -248,14 +258,7 @@ fn draw(
         let font = epaint_default_fonts::UBUNTU_LIGHT;
         let _ = register_font(FONT, FontStyle::Normal, font);
     });
-    // Under a temporary name, so that the picture is there whole or not at all.
-    let folder = path
-        .parent()
-        .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    let file = tempfile::Builder::new()
-        .suffix(".png")
-        .tempfile_in(folder)?;
+    let file = atomic::temporary_file_for(path)?;
     {
         let figure = BitMapBackend::new(file.path(), (width, height)).into_drawing_area();
         figure.fill(&WHITE)?;

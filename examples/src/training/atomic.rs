@@ -1,0 +1,102 @@
+//! Files and folders that are there whole or not at all: written under a temporary name beside
+//! their place, then renamed.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+
+use tempfile::{Builder, NamedTempFile};
+
+/// A temporary file in the folder of `path`, to be `persist`ed there.
+pub fn temporary_file_for(path: &Path) -> io::Result<NamedTempFile> {
+    let folder = folder_of(path);
+    fs::create_dir_all(folder)?;
+    // The same extension: some writers choose the format by it.
+    let suffix = match path.extension() {
+        Some(extension) => format!(".{}", extension.display()),
+        None => String::new(),
+    };
+    let mut builder = Builder::new();
+    builder.suffix(&suffix);
+    readable_by_all(&mut builder, 0o666);
+    builder.tempfile_in(folder)
+}
+
+/// Writes `contents` to `path`.
+pub fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
+    let mut file = temporary_file_for(path)?;
+    file.write_all(contents)?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
+}
+
+/// Fills a folder with `fill` under a temporary name and renames it to `path`, replacing a folder
+/// that is there. If anything fails, `path` is as it was.
+pub fn write_folder<E: From<io::Error>>(
+    path: &Path,
+    fill: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<(), E> {
+    let parent = folder_of(path);
+    fs::create_dir_all(parent)?;
+    let mut builder = Builder::new();
+    builder.prefix(".unfinished-");
+    readable_by_all(&mut builder, 0o777);
+    let unfinished = builder.tempdir_in(parent)?;
+    fill(unfinished.path())?;
+    for entry in fs::read_dir(unfinished.path())? {
+        fs::File::open(entry?.path())?.sync_all()?;
+    }
+    if path.exists() {
+        fs::remove_dir_all(path)?;
+    }
+    fs::rename(unfinished.path(), path)?;
+    // Renamed: nothing is left to clean up under the temporary name.
+    let _ = unfinished.keep();
+    Ok(())
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
+}
+
+/// Temporary files are private by default; these become the user's ordinary files.
+#[cfg(unix)]
+fn readable_by_all(builder: &mut Builder<'_, '_>, mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    builder.permissions(fs::Permissions::from_mode(mode));
+}
+
+#[cfg(not(unix))]
+fn readable_by_all(_builder: &mut Builder<'_, '_>, _mode: u32) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_fails_to_fill_leaves_the_old_one() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("model");
+        write_folder(&path, |folder| fs::write(folder.join("a"), "old")).unwrap();
+        let failed = write_folder(&path, |folder| {
+            fs::write(folder.join("a"), "new")?;
+            Err(io::Error::other("disk full"))
+        });
+        assert!(failed.is_err());
+        assert_eq!(fs::read(path.join("a")).unwrap(), b"old");
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_replaces_the_old_one() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("new/a.json");
+        write(&path, b"1").unwrap();
+        write(&path, b"2").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"2");
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+}
