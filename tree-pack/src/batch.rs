@@ -1,8 +1,9 @@
-//! `Pack` -> Burn tensors.
+//! `Pack` -> Burn tensors, and a `Batcher` for Burn's `DataLoader`.
 
 use std::sync::Arc;
 
-use burn::tensor::{Device, Int, Tensor};
+use burn::data::dataloader::batcher::Batcher;
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
 use crate::{Pack, TreeLayout};
 
@@ -36,6 +37,8 @@ pub struct OccurrenceBatch {
     pub weights: Tensor<1>,
     /// `[n]` trajectory index in the step.
     pub trajectories: Tensor<1, Int>,
+    /// `[n]` index of the target in its trajectory.
+    pub token_indices: Tensor<1, Int>,
     /// `[n]` advantages, if any.
     pub advantages: Option<Tensor<1>>,
     /// `[n]` old log-probabilities, if any.
@@ -47,8 +50,175 @@ pub struct OccurrenceBatch {
 }
 
 impl TreeBatch {
-    /// Uploads packs as one batch; the row length is the largest `padded_len`.
+    /// Uploads packs of one optimizer step as one batch, floats as f32; the row length is the
+    /// largest `padded_len`.
+    ///
+    /// # Panics
+    /// If only some of the packs carry advantages, old or reference log-probabilities, if a pack
+    /// is longer than its `padded_len`, or if `B * N` exceeds `i32::MAX`. Packs made by
+    /// [`crate::pack_step`] never do the first two.
     pub fn new(packs: &[Pack], device: &Device) -> Self {
-        todo!("{} {device:?}", packs.len())
+        Self::with_dtype(packs, device, FloatDType::F32)
+    }
+
+    /// As [`TreeBatch::new`], with weights, advantages and log-probabilities in `dtype`.
+    pub fn with_dtype(packs: &[Pack], device: &Device, dtype: FloatDType) -> Self {
+        let shape = [packs.len(), row_length(packs)];
+        let matrix = |fill: fn(&TreeLayout, &mut [i32]), padding: i32| {
+            let mut values = vec![padding; shape[0] * shape[1]];
+            for (pack, row) in packs.iter().zip(values.chunks_mut(shape[1].max(1))) {
+                fill(&pack.layout, &mut row[..pack.layout.len()]);
+            }
+            Tensor::from_data(TensorData::new(values, shape), device)
+        };
+        Self {
+            tokens: matrix(
+                |layout, row| copy(row, layout.tokens.iter().map(|&t| t as i32)),
+                0,
+            ),
+            position_ids: matrix(
+                |layout, row| copy(row, layout.position_ids.iter().map(|&p| p as i32)),
+                0,
+            ),
+            parents: matrix(|layout, row| copy(row, layout.parents.iter().copied()), -1),
+            key_start: matrix(|layout, row| copy(row, 0..layout.len() as i32), 0),
+            key_end: matrix(
+                |layout, row| copy(row, layout.subtree_ends.iter().map(|&e| e as i32)),
+                0,
+            ),
+            occurrences: OccurrenceBatch::new(packs, shape[1], device, dtype),
+            layouts: Arc::new(packs.iter().map(|pack| pack.layout.clone()).collect()),
+        }
+    }
+
+    /// Number of rows `B` and their length `N` including padding.
+    pub fn dims(&self) -> [usize; 2] {
+        self.tokens.dims()
+    }
+}
+
+fn copy(row: &mut [i32], values: impl Iterator<Item = i32>) {
+    row.iter_mut()
+        .zip(values)
+        .for_each(|(slot, value)| *slot = value);
+}
+
+/// The largest `padded_len`, checked so that every index of the batch fits the tensors.
+fn row_length(packs: &[Pack]) -> usize {
+    let length = packs.iter().map(|pack| pack.padded_len).max().unwrap_or(0);
+    for pack in packs {
+        assert!(
+            pack.layout.len() <= pack.padded_len,
+            "a pack of {} tokens has padded_len {}",
+            pack.layout.len(),
+            pack.padded_len
+        );
+    }
+    assert!(
+        packs
+            .len()
+            .checked_mul(length)
+            .is_some_and(|size| size <= i32::MAX as usize),
+        "a batch of {} rows of {length} tokens exceeds the index range",
+        packs.len()
+    );
+    length
+}
+
+impl OccurrenceBatch {
+    /// Number of occurrences.
+    pub fn len(&self) -> usize {
+        self.host_rows.len()
+    }
+
+    /// Whether nothing is trained.
+    pub fn is_empty(&self) -> bool {
+        self.host_rows.is_empty()
+    }
+
+    fn new(packs: &[Pack], row_length: usize, device: &Device, dtype: FloatDType) -> Self {
+        let columns = || packs.iter().map(|pack| &pack.occurrences);
+        let count: usize = columns().map(|columns| columns.len()).sum();
+        let integers = |values: Vec<i32>| {
+            Tensor::<1, Int>::from_data(TensorData::new(values, [count]), device)
+        };
+        let floats = |values: TensorData| {
+            Tensor::<1>::from_data(values, (device, burn::tensor::DType::from(dtype)))
+        };
+        let optional = |name: &str, column: fn(&crate::Occurrences) -> Option<&Vec<f32>>| {
+            // An empty pack says nothing about which columns the step has.
+            let with_predictions = || columns().filter(|columns| !columns.is_empty());
+            let present = with_predictions()
+                .filter(|columns| column(columns).is_some())
+                .count();
+            if present == 0 {
+                return None;
+            }
+            assert_eq!(
+                present,
+                with_predictions().count(),
+                "only some packs of the batch carry {name}"
+            );
+            let values: Vec<f32> = columns().filter_map(column).flatten().copied().collect();
+            Some(floats(TensorData::new(values, [count])))
+        };
+        let host_rows: Vec<u32> = columns()
+            .enumerate()
+            .flat_map(|(index, columns)| {
+                let offset = (index * row_length) as u32;
+                columns.rows.iter().map(move |row| row + offset)
+            })
+            .collect();
+        let as_i32 = |column: fn(&crate::Occurrences) -> &Vec<u32>| {
+            integers(
+                columns()
+                    .flat_map(column)
+                    .map(|&value| value as i32)
+                    .collect(),
+            )
+        };
+        Self {
+            rows: integers(host_rows.iter().map(|&row| row as i32).collect()),
+            targets: as_i32(|columns| &columns.targets),
+            weights: floats(TensorData::new(
+                columns()
+                    .flat_map(|columns| &columns.weights)
+                    .copied()
+                    .collect::<Vec<f64>>(),
+                [count],
+            )),
+            trajectories: as_i32(|columns| &columns.trajectories),
+            token_indices: as_i32(|columns| &columns.token_indices),
+            advantages: optional("advantages", |columns| columns.advantages.as_ref()),
+            old_log_probs: optional("old log-probs", |columns| columns.old_log_probs.as_ref()),
+            ref_log_probs: optional("reference log-probs", |columns| {
+                columns.ref_log_probs.as_ref()
+            }),
+            host_rows: Arc::new(host_rows),
+        }
+    }
+}
+
+/// Collects packs into [`TreeBatch`]es for Burn's `DataLoader`.
+///
+/// All packs of a batch must come from the same optimizer step, since their weights contain its
+/// denominator.
+#[derive(Clone, Copy, Debug)]
+pub struct TreeBatcher {
+    /// Type of weights, advantages and log-probabilities.
+    pub dtype: FloatDType,
+}
+
+impl Default for TreeBatcher {
+    fn default() -> Self {
+        Self {
+            dtype: FloatDType::F32,
+        }
+    }
+}
+
+impl Batcher<Pack, TreeBatch> for TreeBatcher {
+    fn batch(&self, packs: Vec<Pack>, device: &Device) -> TreeBatch {
+        TreeBatch::with_dtype(&packs, device, self.dtype)
     }
 }

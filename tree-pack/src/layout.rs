@@ -1,5 +1,7 @@
 //! One depth-first row of tokens: the layout every tree operation works on.
 
+use crate::forest::PrefixForest;
+
 /// A run of rows that is contiguous both in the row and on its root-to-leaf paths
 /// (one node of the compressed prefix tree).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +31,20 @@ pub struct TreeLayout {
     pub segments: Vec<Segment>,
 }
 
+/// What contradicts itself in a layout.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("layout: {what} at {index}: got {value}, expected {expected}")]
+pub struct LayoutError {
+    /// The column.
+    pub what: &'static str,
+    /// The row or segment.
+    pub index: usize,
+    /// What was found.
+    pub value: i64,
+    /// What was expected.
+    pub expected: String,
+}
+
 impl TreeLayout {
     /// Number of rows, `N`.
     pub fn len(&self) -> usize {
@@ -48,4 +64,195 @@ impl TreeLayout {
             .map(|&depth| u64::from(depth) + 1)
             .sum()
     }
+
+    /// All trees of a forest after one another.
+    pub fn from_forest(forest: &PrefixForest) -> Self {
+        Self::from_trees((0..forest.trees().len()).map(|tree| (forest, tree)))
+    }
+
+    /// Trees, each given as a forest and an index in its [`PrefixForest::trees`], after one
+    /// another.
+    ///
+    /// # Panics
+    /// If an index is out of range or the rows exceed [`crate::MAX_ROWS`].
+    pub fn from_trees<'a>(
+        trees: impl IntoIterator<Item = (&'a PrefixForest, usize)> + Clone,
+    ) -> Self {
+        let sizes = trees.clone().into_iter();
+        let rows: usize = sizes
+            .map(|(forest, tree)| forest.trees()[tree].rows.len())
+            .sum();
+        assert!(
+            rows <= crate::MAX_ROWS,
+            "a layout of {rows} rows exceeds the index range"
+        );
+        let mut layout = Self {
+            tokens: Vec::with_capacity(rows),
+            position_ids: Vec::with_capacity(rows),
+            parents: Vec::with_capacity(rows),
+            subtree_ends: Vec::with_capacity(rows),
+            segments: Vec::new(),
+        };
+        for (forest, tree) in trees {
+            layout.push_tree(forest, tree);
+        }
+        layout
+    }
+
+    fn push_tree(&mut self, forest: &PrefixForest, tree: usize) {
+        let tree = &forest.trees()[tree];
+        // Rows and nodes of the forest, seen from this layout.
+        let row_shift = self.len() as i64 - i64::from(tree.rows.start);
+        let node_shift = self.segments.len() as i64 - i64::from(tree.nodes.start);
+        let row = |row: u32| (i64::from(row) + row_shift) as u32;
+        self.tokens
+            .extend_from_slice(&forest.tokens()[tree.rows.start as usize..tree.rows.end as usize]);
+        for node in &forest.nodes()[tree.nodes.start as usize..tree.nodes.end as usize] {
+            let (start, end) = (row(node.start), row(node.end));
+            let parent = node
+                .parent
+                .map(|parent| (i64::from(parent) + node_shift) as u32);
+            let before = match parent {
+                Some(parent) => self.segments[parent as usize].end as i32 - 1,
+                None => -1,
+            };
+            self.parents.push(before);
+            self.parents.extend(start as i32..end as i32 - 1);
+            self.position_ids
+                .extend(node.position..node.position + (end - start));
+            self.subtree_ends.extend(std::iter::repeat_n(
+                row(node.subtree_end),
+                node.token_count(),
+            ));
+            self.segments.push(Segment { start, end, parent });
+        }
+    }
+
+    /// Checks that the columns describe one forest in depth-first order.
+    ///
+    /// # Errors
+    /// The first row or segment that contradicts the others.
+    pub fn validate(&self) -> Result<(), LayoutError> {
+        let rows = self.len();
+        for (what, length) in [
+            ("length of position_ids", self.position_ids.len()),
+            ("length of parents", self.parents.len()),
+            ("length of subtree_ends", self.subtree_ends.len()),
+        ] {
+            expect(length == rows, what, 0, length as i64, || format!("{rows}"))?;
+        }
+        // Rows of the path that ends at the row before, from the root.
+        let mut path: Vec<u32> = Vec::new();
+        for row in 0..rows {
+            let parent = self.parents[row];
+            while path
+                .last()
+                .is_some_and(|&last| i64::from(last) != i64::from(parent))
+            {
+                let closed = path.pop().unwrap_or_default() as usize;
+                let end = self.subtree_ends[closed];
+                expect(
+                    end as usize == row,
+                    "subtree_ends",
+                    closed,
+                    end.into(),
+                    || format!("{row}"),
+                )?;
+            }
+            let on_path = parent == -1 || !path.is_empty();
+            expect(on_path, "parents", row, parent.into(), || {
+                "a row of the open path".into()
+            })?;
+            let position = self.position_ids[row];
+            expect(
+                position as usize == path.len(),
+                "position_ids",
+                row,
+                position.into(),
+                || format!("{}", path.len()),
+            )?;
+            path.push(row as u32);
+        }
+        for closed in path {
+            let end = self.subtree_ends[closed as usize];
+            expect(
+                end as usize == rows,
+                "subtree_ends",
+                closed as usize,
+                end.into(),
+                || format!("{rows}"),
+            )?;
+        }
+        self.validate_segments()
+    }
+
+    fn validate_segments(&self) -> Result<(), LayoutError> {
+        let mut next = 0;
+        for (index, segment) in self.segments.iter().enumerate() {
+            let Segment { start, end, parent } = *segment;
+            expect(
+                start == next,
+                "start of segment",
+                index,
+                start.into(),
+                || format!("{next}"),
+            )?;
+            let inside = end > start && end as usize <= self.len();
+            expect(inside, "end of segment", index, end.into(), || {
+                format!("{} to {}", start + 1, self.len())
+            })?;
+            let known = parent.is_none_or(|parent| (parent as usize) < index);
+            let parent_value = parent.map_or(-1, i64::from);
+            expect(known, "parent of segment", index, parent_value, || {
+                format!("an index below {index}")
+            })?;
+            let before = parent.map_or(-1, |parent| {
+                i64::from(self.segments[parent as usize].end) - 1
+            });
+            let parent_row = i64::from(self.parents[start as usize]);
+            expect(
+                parent_row == before,
+                "parent of segment",
+                index,
+                parent_value,
+                || format!("the segment that ends with row {parent_row}"),
+            )?;
+            for row in start + 1..end {
+                let parent = self.parents[row as usize];
+                expect(
+                    parent == row as i32 - 1,
+                    "parents",
+                    row as usize,
+                    parent.into(),
+                    || format!("{}, inside segment {index}", row - 1),
+                )?;
+            }
+            next = end;
+        }
+        expect(
+            next as usize == self.len(),
+            "rows in segments",
+            0,
+            next.into(),
+            || format!("{}", self.len()),
+        )
+    }
+}
+
+fn expect(
+    holds: bool,
+    what: &'static str,
+    index: usize,
+    value: i64,
+    expected: impl FnOnce() -> String,
+) -> Result<(), LayoutError> {
+    if holds {
+        return Ok(());
+    }
+    Err(LayoutError {
+        what,
+        index,
+        value,
+        expected: expected(),
+    })
 }

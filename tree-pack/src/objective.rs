@@ -1,33 +1,176 @@
 //! What an optimizer step minimises: how shared predictions count and how they are averaged.
 
 /// How a prediction that several trajectories share counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Objective {
     /// Every trajectory counts with its weight; occurrences of one `(row, target)` are merged
     /// into one whose weight is the sum (the paper's `lambda_t`). Exact only while the loss is
-    /// linear in the log-probability, or all merged occurrences carry the same inputs.
+    /// linear in the log-probability, or all merged occurrences carry the same inputs; refused
+    /// otherwise.
     PerPath,
-    /// Every original prediction stays an occurrence of its own.
+    /// Every original prediction counts by itself, with its own inputs. The result is that of
+    /// [`Objective::PerPath`] wherever that is exact, and occurrences are then merged, too.
+    #[default]
     PerOccurrence,
-    /// Every tree token that is a target in some trajectory counts once.
+    /// Every tree token that is a target in some trajectory counts once, with the inputs of the
+    /// first trajectory that trains it.
     Unique,
 }
 
 /// How the weighted sum over the predictions of an optimizer step is normalised.
+///
+/// Sums run over the `R` trajectories of the step, equal ones included, and their `n_r` trained
+/// tokens. With [`Objective::Unique`] they run over the trained tree tokens instead.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Aggregation {
     /// `sum_r sum_t`
     Sum,
     /// `(1/R) sum_r sum_t`, the paper's sep-avg.
     SepAvg,
-    /// `(1/R) sum_r mean_t`
+    /// `(1/R) sum_r mean_t`; a trajectory without trained tokens adds 0.
     TrajectoryMean,
     /// `sum_r sum_t / number of trained occurrences`
     TokenMean,
-    /// `sum_r w_r sum_t / sum_r w_r n_r`
+    /// `sum_r w_r sum_t / sum_r w_r n_r`, the only one that uses [`crate::Trajectory::weight`].
     WeightedTokenMean,
-    /// Mean over the tree tokens trained in some trajectory; only with [`Objective::Unique`].
+    /// Mean over the tree tokens trained in some trajectory; only with [`Objective::Unique`],
+    /// which in turn has no trajectory or occurrence means.
     UniqueMean,
     /// Sum divided by a constant.
     Constant(f64),
+}
+
+/// On what the loss of a prediction depends: decides which occurrences may be merged, and which
+/// inputs they carry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LossForm {
+    /// `weight * nll` (supervised fine-tuning). Always merged; carries no inputs.
+    #[default]
+    LogLikelihood,
+    /// `weight * advantage * nll` (REINFORCE). Always merged; the advantages are multiplied into
+    /// the weights.
+    AdvantageWeighted,
+    /// `weight * f(log p, advantage, old log p, reference log p)` with any `f` (clipped ratios, KL
+    /// penalties). Merged where the inputs agree.
+    PerToken,
+    /// Any function of sums over the tokens of whole trajectories (GSPO, DPO). Never merged.
+    PerTrajectory,
+}
+
+impl LossForm {
+    /// Whether occurrences carry advantages, old and reference log-probabilities.
+    pub(crate) fn carries_inputs(self) -> bool {
+        matches!(self, Self::PerToken | Self::PerTrajectory)
+    }
+}
+
+/// Sums over a whole optimizer step, from which its denominators follow.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepTotals {
+    /// Trajectories, `R`.
+    pub trajectories: u64,
+    /// Tokens of all trajectories.
+    pub tokens: u64,
+    /// Distinct prefixes, each counted once a task.
+    pub unique_tokens: u64,
+    /// Rows of the packs without padding: `unique_tokens`, or `tokens` if the forests are flat.
+    pub rows: u64,
+    /// Trained occurrences, the sum of `n_r`.
+    pub trained_tokens: u64,
+    /// Tree tokens trained in some trajectory.
+    pub unique_trained_tokens: u64,
+    /// Sum of `w_r n_r`.
+    pub weighted_trained_tokens: f64,
+}
+
+/// Why an objective cannot be used as asked.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ObjectiveError {
+    /// The aggregation has no meaning under the objective.
+    #[error("{aggregation:?} is not defined for the objective {objective:?}: use {instead}")]
+    Undefined {
+        /// The objective.
+        objective: Objective,
+        /// The aggregation.
+        aggregation: Aggregation,
+        /// What can be used.
+        instead: &'static str,
+    },
+    /// Tokens that count once do not add up to trajectories.
+    #[error("a loss of whole trajectories is not defined for the objective Unique")]
+    UniqueTrajectories,
+    /// The denominator is not a positive number.
+    #[error("the denominator of {aggregation:?} is {denominator}, expected a positive number")]
+    Denominator {
+        /// The aggregation.
+        aggregation: Aggregation,
+        /// Its denominator.
+        denominator: f64,
+    },
+}
+
+/// Coefficient of each trajectory's occurrences in the loss of the step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Coefficients {
+    aggregation: Aggregation,
+    denominator: f64,
+}
+
+impl Coefficients {
+    pub(crate) fn new(
+        objective: Objective,
+        aggregation: Aggregation,
+        loss: LossForm,
+        totals: &StepTotals,
+    ) -> Result<Self, ObjectiveError> {
+        let is_unique = objective == Objective::Unique;
+        let undefined = |instead| ObjectiveError::Undefined {
+            objective,
+            aggregation,
+            instead,
+        };
+        if is_unique && loss == LossForm::PerTrajectory {
+            return Err(ObjectiveError::UniqueTrajectories);
+        }
+        let denominator = match aggregation {
+            Aggregation::TrajectoryMean
+            | Aggregation::TokenMean
+            | Aggregation::WeightedTokenMean
+                if is_unique =>
+            {
+                return Err(undefined("UniqueMean, Sum, SepAvg or Constant"));
+            }
+            Aggregation::UniqueMean if !is_unique => return Err(undefined("TokenMean")),
+            Aggregation::Sum => 1.0,
+            Aggregation::SepAvg | Aggregation::TrajectoryMean => totals.trajectories as f64,
+            Aggregation::TokenMean => totals.trained_tokens as f64,
+            Aggregation::WeightedTokenMean => totals.weighted_trained_tokens,
+            Aggregation::UniqueMean => totals.unique_trained_tokens as f64,
+            Aggregation::Constant(denominator) => denominator,
+        };
+        // A step that trains nothing has a loss of 0, whatever its denominator.
+        let trains_nothing = totals.trained_tokens == 0;
+        let is_constant = matches!(aggregation, Aggregation::Constant(_));
+        let usable = denominator.is_finite() && denominator > 0.0;
+        if !usable && (is_constant || !trains_nothing) {
+            return Err(ObjectiveError::Denominator {
+                aggregation,
+                denominator,
+            });
+        }
+        Ok(Self {
+            aggregation,
+            denominator,
+        })
+    }
+
+    /// The coefficient for a trajectory of `trained_tokens > 0` and weight `weight`.
+    pub(crate) fn of(&self, trained_tokens: u32, weight: f64) -> f64 {
+        match self.aggregation {
+            Aggregation::TrajectoryMean => 1.0 / (self.denominator * f64::from(trained_tokens)),
+            Aggregation::WeightedTokenMean => weight / self.denominator,
+            _ => 1.0 / self.denominator,
+        }
+    }
 }

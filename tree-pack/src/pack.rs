@@ -11,6 +11,6 @@ pub struct Pack {
     pub occurrences: Occurrences,
     /// Row length including padding (`>= layout.len()`).
     pub padded_len: usize,
-    /// The tasks whose trees are in the pack, in row order.
+    /// The task of each tree of the pack, in row order.
     pub task_ids: Vec<String>,
 }
