@@ -1,7 +1,28 @@
 //! Tree attention and rotary position embeddings at given positions, as Burn operations.
+//!
+//! A tree of sequences with shared prefixes is laid out as one row of tokens in depth-first order.
+//! [`tree_attention`] lets every token see its ancestors and itself, [`rope`] gives it the position
+//! it has on its own path: each token gets the result that it would have had alone on its path.
+//!
+//! Both are operations of a backend extension, [`TreeAttentionOps`]: any Burn backend runs them
+//! from its primitives, and some have faster implementations of their own.
 
+#![warn(missing_docs)]
+#![cfg_attr(any(feature = "tch", feature = "ndarray"), allow(deprecated))]
+
+mod backends;
+mod error;
 mod functions;
+mod generic;
 mod mask;
+mod ops;
+pub mod reference;
+mod visibility;
 
-pub use functions::{RopeConfig, TreeAttentionOptions, rope, tree_attention};
-pub use mask::TreeMask;
+pub use error::{RopeError, TreeAttentionError, TreeMaskError};
+pub use functions::{
+    RopeConfig, TreeAttentionOptions, rope, tree_attention, try_rope, try_tree_attention,
+};
+pub use mask::{KeyIntervals, PastKeys, TreeMask};
+pub use ops::{AttentionSettings, RopeDirection, TreeAttentionOps};
+pub use visibility::{KeySpan, Tile, TilePlan, Visibility};

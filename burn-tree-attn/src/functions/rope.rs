@@ -1,0 +1,92 @@
+//! Rotary embeddings at given positions.
+
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+
+use super::{is_supported, same_device};
+use crate::RopeError;
+use crate::ops::{RopeDirection, TreeAttentionOps};
+
+/// Rotary embedding settings: rotate-half pairs `(i, i + rotary_dim / 2)`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeConfig {
+    /// Base of the angles.
+    pub theta: f64,
+    /// Leading dimensions that are rotated; all of them if `None`.
+    pub rotary_dim: Option<usize>,
+}
+
+/// Rotates `x [B, H, N, D]` by the angles of `position_ids [B, N]`.
+///
+/// Pair `i` of a row at position `p` turns by `p * theta^(-2 i / rotary_dim)`; the pairs are
+/// `(i, i + rotary_dim / 2)`, as in Hugging Face models, and dimensions from `rotary_dim` on stay
+/// as they are. Angles and products are computed in f32 (f64 for f64 inputs). The result has the
+/// dtype of `x`: f64, f32, f16 or bf16. Differentiable in `x`.
+///
+/// Su et al., *RoFormer* (2021).
+///
+/// # Panics
+/// With the text of the error if [`try_rope`] refuses the arguments.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_tree_attn::{RopeConfig, rope};
+///
+/// let device = Device::flex();
+/// let x = Tensor::<4>::ones([1, 1, 3, 2], &device);
+/// // Rows 1 and 2 are siblings: the same position on two paths.
+/// let position_ids = Tensor::<2, Int>::from_ints([[0, 1, 1]], &device);
+/// let config = RopeConfig { theta: 10_000.0, rotary_dim: None };
+/// let rotated = rope(x, position_ids, &config).into_data().to_vec::<f32>().unwrap();
+/// assert_eq!(rotated[0..2], [1.0, 1.0]);
+/// assert!((rotated[2] - (1f32.cos() - 1f32.sin())).abs() < 1e-6);
+/// assert_eq!(rotated[2..4], rotated[4..6]);
+/// ```
+pub fn rope(x: Tensor<4>, position_ids: Tensor<2, Int>, config: &RopeConfig) -> Tensor<4> {
+    try_rope(x, position_ids, config).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// As [`rope`], with an error for arguments that do not fit.
+///
+/// # Errors
+/// If the shapes, the device or the dtype do not fit, or a setting is out of its range.
+pub fn try_rope(
+    x: Tensor<4>,
+    position_ids: Tensor<2, Int>,
+    config: &RopeConfig,
+) -> Result<Tensor<4>, RopeError> {
+    let [batch, _, queries, head_dim] = x.dims();
+    let rotary_dim = config.rotary_dim.unwrap_or(head_dim);
+    if rotary_dim == 0 || rotary_dim > head_dim || !rotary_dim.is_multiple_of(2) {
+        return Err(RopeError::RotaryDim {
+            rotary_dim,
+            head_dim,
+        });
+    }
+    if !(config.theta.is_finite() && config.theta > 0.0) {
+        return Err(RopeError::Theta {
+            theta: config.theta,
+        });
+    }
+    let (found, expected) = (position_ids.dims(), [batch, queries]);
+    if found != expected {
+        return Err(RopeError::Positions { found, expected });
+    }
+    if !is_supported(x.dtype()) {
+        return Err(RopeError::UnsupportedDType { found: x.dtype() });
+    }
+    if !same_device(&position_ids.device(), &x.device()) {
+        return Err(RopeError::Device {
+            found: format!("{:?}", position_ids.device()),
+            expected: format!("{:?}", x.device()),
+        });
+    }
+    Ok(Tensor::from_dispatch(<Dispatch as TreeAttentionOps>::rope(
+        x.into_dispatch(),
+        position_ids.into_dispatch(),
+        config.theta,
+        rotary_dim,
+        RopeDirection::Forward,
+    )))
+}

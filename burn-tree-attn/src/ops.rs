@@ -1,0 +1,178 @@
+//! The backend extension: what a backend may implement itself, with bodies that work on every one.
+
+use std::sync::Arc;
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, backend_extension};
+
+use crate::generic;
+use crate::visibility::Visibility;
+
+/// Resolved options of one call of tree attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionSettings {
+    /// Factor of the scores.
+    pub scale: f64,
+    /// Scores become `softcap * tanh(score / softcap)`.
+    pub softcap: Option<f64>,
+    /// A query at path position `p` sees keys at positions `> p - sliding_window`.
+    pub sliding_window: Option<usize>,
+}
+
+/// Which way [`TreeAttentionOps::rope`] turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeDirection {
+    /// By the angle of the position.
+    Forward,
+    /// By the negative angle: the transpose, and so the backward pass.
+    Backward,
+}
+
+/// Tree attention and rotary embeddings as backend operations.
+///
+/// Arguments are checked by [`tree_attention`](crate::tree_attention) and [`rope`](crate::rope),
+/// not here. The four integer tensors and `visibility` hold the same intervals, on the device and
+/// on the host: kernels use the one, blocked implementations the other.
+#[backend_extension(
+    Cube: cfg(feature = "cubecl-backend"),
+    Flex: cfg(feature = "flex"),
+    LibTorch: cfg(feature = "tch"),
+    NdArray: cfg(feature = "ndarray"),
+    Autodiff,
+    Fusion: cfg(feature = "fusion"),
+)]
+pub trait TreeAttentionOps: Backend {
+    /// Output `[B, Hq, N, Dv]` in the query's dtype, and the log-sum-exp `[B, Hq, N]` of each
+    /// row's scores in f32 (f64 for f64 inputs); rows that see nothing get 0 in both.
+    #[fusion(meta = specs::tree_attention)]
+    fn tree_attention(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        key_start: IntTensor<Self>,
+        key_end: IntTensor<Self>,
+        key_position: IntTensor<Self>,
+        query_position: IntTensor<Self>,
+        visibility: Arc<Visibility>,
+        settings: AttentionSettings,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let mask = generic::MaskPrimitives {
+            key_start,
+            key_end,
+            key_position,
+            query_position,
+        };
+        generic::attention_forward::<Self>(query, key, value, &mask, &visibility, settings)
+    }
+
+    /// Gradients of query, key and value from the gradient of the output, given output and
+    /// log-sum-exp of the forward pass.
+    #[fusion(meta = specs::tree_attention_backward)]
+    fn tree_attention_backward(
+        grad_output: FloatTensor<Self>,
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        output: FloatTensor<Self>,
+        log_sum_exp: FloatTensor<Self>,
+        key_start: IntTensor<Self>,
+        key_end: IntTensor<Self>,
+        key_position: IntTensor<Self>,
+        query_position: IntTensor<Self>,
+        visibility: Arc<Visibility>,
+        settings: AttentionSettings,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let mask = generic::MaskPrimitives {
+            key_start,
+            key_end,
+            key_position,
+            query_position,
+        };
+        generic::attention_backward::<Self>(
+            grad_output,
+            generic::ForwardTensors {
+                query,
+                key,
+                value,
+                output,
+                log_sum_exp,
+            },
+            &mask,
+            &visibility,
+            settings,
+        )
+    }
+
+    /// Rotates the pairs `(i, i + rotary_dim / 2)` of `x [B, H, N, D]` by
+    /// `position * theta^(-2 i / rotary_dim)`, positions `[B, N]`.
+    #[fusion(meta = specs::rope)]
+    fn rope(
+        x: FloatTensor<Self>,
+        position_ids: IntTensor<Self>,
+        theta: f64,
+        rotary_dim: usize,
+        direction: RopeDirection,
+    ) -> FloatTensor<Self> {
+        generic::rope::<Self>(x, position_ids, theta, rotary_dim, direction)
+    }
+}
+
+/// Shapes and dtypes of the outputs, told to Fusion before anything runs.
+#[cfg(feature = "fusion")]
+mod specs {
+    use super::*;
+    use burn::backend::fusion::custom::TensorSpec;
+    use burn::tensor::Shape;
+
+    use crate::generic::accumulation_dtype;
+
+    pub(super) fn tree_attention(
+        query: &TensorSpec,
+        _key: &TensorSpec,
+        value: &TensorSpec,
+        _key_start: &TensorSpec,
+        _key_end: &TensorSpec,
+        _key_position: &TensorSpec,
+        _query_position: &TensorSpec,
+        _visibility: &Arc<Visibility>,
+        _settings: &AttentionSettings,
+    ) -> (TensorSpec, TensorSpec) {
+        let [batch, heads, rows] = [query.shape[0], query.shape[1], query.shape[2]];
+        let output = TensorSpec::new(
+            Shape::from([batch, heads, rows, value.shape[3]]),
+            query.dtype,
+        );
+        let log_sum_exp = TensorSpec::new(
+            Shape::from([batch, heads, rows]),
+            accumulation_dtype(query.dtype).into(),
+        );
+        (output, log_sum_exp)
+    }
+
+    pub(super) fn tree_attention_backward(
+        _grad_output: &TensorSpec,
+        query: &TensorSpec,
+        key: &TensorSpec,
+        value: &TensorSpec,
+        _output: &TensorSpec,
+        _log_sum_exp: &TensorSpec,
+        _key_start: &TensorSpec,
+        _key_end: &TensorSpec,
+        _key_position: &TensorSpec,
+        _query_position: &TensorSpec,
+        _visibility: &Arc<Visibility>,
+        _settings: &AttentionSettings,
+    ) -> (TensorSpec, TensorSpec, TensorSpec) {
+        (query.clone(), key.clone(), value.clone())
+    }
+
+    pub(super) fn rope(
+        x: &TensorSpec,
+        _position_ids: &TensorSpec,
+        _theta: &f64,
+        _rotary_dim: &usize,
+        _direction: &RopeDirection,
+    ) -> TensorSpec {
+        x.clone()
+    }
+}
