@@ -241,6 +241,21 @@ impl PrefixForest {
         })
     }
 
+    /// Number of trajectories through each node, equal ones included.
+    pub fn trajectories_by_node(&self) -> Vec<u32> {
+        let mut counts = vec![0; self.nodes.len()];
+        for &end in &self.end_nodes {
+            counts[end as usize] += 1;
+        }
+        // A node comes before its children.
+        for (number, node) in self.nodes.iter().enumerate().rev() {
+            if let Some(parent) = node.parent {
+                counts[parent as usize] += counts[number];
+            }
+        }
+        counts
+    }
+
     /// Calls `visit(row, index)` for every trained token of a trajectory, `index` being that of
     /// the token in the trajectory.
     pub(crate) fn for_each_trained(

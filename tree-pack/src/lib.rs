@@ -2,6 +2,7 @@
 
 #[cfg(feature = "burn")]
 mod batch;
+mod drift;
 mod forest;
 mod layout;
 mod lines;
@@ -11,10 +12,15 @@ mod pack;
 mod packing;
 mod reader;
 mod step;
+#[cfg(feature = "text")]
+pub mod text;
 mod trajectory;
 
 #[cfg(feature = "burn")]
 pub use batch::{OccurrenceBatch, TreeBatch, TreeBatcher};
+#[cfg(feature = "text")]
+pub use drift::Retokenization;
+pub use drift::{Branch, Fork, forks};
 pub use forest::{ForestError, MAX_ROWS, Node, PrefixForest, Tree, build_forests, flat_forests};
 pub use layout::{LayoutError, Segment, TreeLayout};
 pub use lines::{DEFAULT_MAX_LINE_BYTES, JsonLines};

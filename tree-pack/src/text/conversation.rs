@@ -43,7 +43,9 @@ impl Conversation {
         };
         let value: Value = serde_json::from_slice(json).map_err(|problem| {
             let text = problem.to_string();
-            let message = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
+            let message = text
+                .rsplit_once(" at line ")
+                .map_or(text.as_str(), |(what, _)| what);
             ReadError::Json {
                 file: file.to_owned(),
                 line,
