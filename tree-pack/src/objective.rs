@@ -1,5 +1,7 @@
 //! What an optimizer step minimises: how shared predictions count and how they are averaged.
 
+use serde::{Deserialize, Serialize};
+
 /// How a prediction that several trajectories share counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Objective {
@@ -65,7 +67,7 @@ impl LossForm {
 }
 
 /// Sums over a whole optimizer step, from which its denominators follow.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepTotals {
     /// Trajectories, `R`.
     pub trajectories: u64,
