@@ -2,6 +2,7 @@
 
 #[cfg(feature = "burn")]
 mod batch;
+mod counting_sort;
 mod drift;
 mod files;
 mod forest;

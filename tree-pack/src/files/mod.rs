@@ -7,16 +7,18 @@
 //! `trajectories.data_index` and `trajectories.trained_tokens`. The rest is JSON under the key
 //! `tree_pack` of the safetensors metadata. One file holds all, so that it is whole or absent.
 
-use std::borrow::Cow;
+mod column;
+
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensorError;
-use safetensors::tensor::{Dtype, SafeTensors, View};
+use safetensors::tensor::SafeTensors;
 use serde::{Deserialize, Serialize};
 
+use self::column::{Column, Element, segment_column};
 use crate::forest::MAX_ROWS;
 use crate::layout::{LayoutError, Segment, TreeLayout};
 use crate::objective::StepTotals;
@@ -270,84 +272,6 @@ fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;
     Ok(())
-}
-
-/// A number as stored: little-endian, whatever the machine.
-trait Element: Copy {
-    const DTYPE: Dtype;
-    const SIZE: usize;
-    fn write(self, bytes: &mut Vec<u8>);
-    fn read(bytes: &[u8]) -> Self;
-}
-
-macro_rules! element {
-    ($type:ty, $dtype:ident) => {
-        impl Element for $type {
-            const DTYPE: Dtype = Dtype::$dtype;
-            const SIZE: usize = size_of::<$type>();
-            fn write(self, bytes: &mut Vec<u8>) {
-                bytes.extend_from_slice(&self.to_le_bytes());
-            }
-            fn read(bytes: &[u8]) -> Self {
-                let mut exact = [0; size_of::<$type>()];
-                exact.copy_from_slice(bytes);
-                Self::from_le_bytes(exact)
-            }
-        }
-    };
-}
-
-element!(u32, U32);
-element!(i32, I32);
-element!(f32, F32);
-element!(f64, F64);
-
-struct Column {
-    name: String,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
-}
-
-impl Column {
-    fn new<T: Element>(name: String, values: impl Iterator<Item = T>) -> Self {
-        let mut bytes = Vec::with_capacity(values.size_hint().0 * T::SIZE);
-        values.for_each(|value| value.write(&mut bytes));
-        Self {
-            name,
-            dtype: T::DTYPE,
-            shape: vec![bytes.len() / T::SIZE],
-            bytes,
-        }
-    }
-}
-
-fn segment_column(name: String, segments: &[Segment]) -> Column {
-    let values = segments.iter().flat_map(|segment| {
-        let parent = segment.parent.map_or(-1, |parent| parent as i32);
-        [segment.start as i32, segment.end as i32, parent]
-    });
-    let mut column = Column::new(name, values);
-    column.shape = vec![segments.len(), 3];
-    column
-}
-
-impl View for Column {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.bytes.len()
-    }
 }
 
 /// A file being read.

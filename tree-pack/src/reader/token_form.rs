@@ -1,181 +1,17 @@
-//! Streaming reader of trajectories in token form, one JSON object a line.
+//! One line of token form: a JSON object with the fields of a trajectory.
 
 use std::fmt;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::lines::JsonLines;
+use super::ReadError;
+use super::json_value::{Value, ValueSeed};
 use crate::trajectory::{Advantage, FieldError, MAX_TOKEN_ID, Trajectory};
-
-/// Opens a JSON-lines file (plain or gzip) of trajectories in token form.
-///
-/// A line is an object with `task_id`, `rollout_id`, `tokens` and `loss_mask` (0/1 or booleans),
-/// and optionally `segment`, `segments`, `reward`, `advantage` (a number) or `advantages` (a list),
-/// `old_logps`, `ref_logps` (also `old_logp`, `ref_logp`) and `weight`. Lists of advantages and
-/// log-probabilities have one entry less than `tokens`: entry `t` belongs to token `t + 1`. Other
-/// fields are ignored, blank lines are skipped, and several lines may have the same ids.
-///
-/// # Errors
-/// [`ReadError::Io`] if the file cannot be opened.
-///
-/// # Example
-/// ```
-/// use std::io::Cursor;
-/// use tree_pack::TrajectoryReader;
-///
-/// let file = r#"{"task_id": "a", "rollout_id": "0", "tokens": [5, -6], "loss_mask": [0, 1]}"#;
-/// let mut reader = TrajectoryReader::new("runs.jsonl", Cursor::new(file))?;
-/// assert_eq!(
-///     reader.next().unwrap().unwrap_err().to_string(),
-///     "runs.jsonl:1: tokens[1]: got -6, expected a token id from 0 to 2147483647",
-/// );
-/// # Ok::<(), tree_pack::ReadError>(())
-/// ```
-pub fn read_trajectories(path: impl AsRef<Path>) -> Result<TrajectoryReader, ReadError> {
-    Ok(TrajectoryReader {
-        lines: JsonLines::open(path)?,
-        vocab_size: None,
-        failed: false,
-    })
-}
-
-/// Reads all trajectories of some files, in order.
-///
-/// # Errors
-/// The first error of [`read_trajectories`].
-pub fn load_trajectories<P: AsRef<Path>>(
-    paths: impl IntoIterator<Item = P>,
-) -> Result<Vec<Trajectory>, ReadError> {
-    let mut trajectories = Vec::new();
-    for path in paths {
-        for trajectory in read_trajectories(path)? {
-            trajectories.push(trajectory?);
-        }
-    }
-    Ok(trajectories)
-}
-
-/// Iterator over the trajectories of a file; see [`read_trajectories`].
-///
-/// Holds one line in memory. After the error of a line the next call goes on with the next line;
-/// after [`ReadError::Io`] and [`ReadError::LineTooLong`] the iterator ends.
-pub struct TrajectoryReader {
-    lines: JsonLines,
-    vocab_size: Option<u32>,
-    failed: bool,
-}
-
-impl TrajectoryReader {
-    /// Reads from `source` (plain or gzip), called `name` in errors.
-    ///
-    /// # Errors
-    /// [`ReadError::Io`] if the first bytes cannot be read.
-    pub fn new(
-        name: impl Into<PathBuf>,
-        source: impl Read + Send + 'static,
-    ) -> Result<Self, ReadError> {
-        Ok(Self {
-            lines: JsonLines::new(name, source)?,
-            vocab_size: None,
-            failed: false,
-        })
-    }
-
-    /// Makes token ids of `vocab_size` and more an error.
-    pub fn with_vocab_size(mut self, vocab_size: u32) -> Self {
-        self.vocab_size = Some(vocab_size);
-        self
-    }
-
-    /// Sets the length in bytes above which a line is an error
-    /// ([`crate::DEFAULT_MAX_LINE_BYTES`] unless set).
-    pub fn with_max_line_bytes(mut self, max_line_bytes: usize) -> Self {
-        self.lines = self.lines.with_max_line_bytes(max_line_bytes);
-        self
-    }
-}
-
-impl Iterator for TrajectoryReader {
-    type Item = Result<Trajectory, ReadError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.failed {
-            return None;
-        }
-        match self.lines.next_line() {
-            Ok(None) => None,
-            Err(error) => {
-                self.failed = true;
-                Some(Err(error))
-            }
-            Ok(Some((line, json))) => {
-                let parsed = parse_trajectory(json, self.vocab_size);
-                Some(parsed.map_err(|error| error.at(self.lines.name(), line)))
-            }
-        }
-    }
-}
-
-/// What can be wrong with a file of trajectories.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReadError {
-    /// The file cannot be opened (`line` is 0) or read.
-    #[error("{}:{line}: cannot read: {source}", file.display())]
-    Io {
-        /// The file.
-        file: PathBuf,
-        /// Line at which reading failed.
-        line: u64,
-        /// The cause.
-        source: io::Error,
-    },
-    /// A line is longer than the limit of the reader.
-    #[error("{}:{line}: the line is longer than {limit} bytes", file.display())]
-    LineTooLong {
-        /// The file.
-        file: PathBuf,
-        /// The line.
-        line: u64,
-        /// The limit in bytes.
-        limit: usize,
-    },
-    /// A line is not JSON, for example because the file was cut off.
-    #[error(
-        "{}:{line}:{column}: {}{message}",
-        file.display(),
-        field.as_ref().map_or(String::new(), |field| format!("{field}: "))
-    )]
-    Json {
-        /// The file.
-        file: PathBuf,
-        /// The line.
-        line: u64,
-        /// Byte of the line, from 1.
-        column: usize,
-        /// The field being read, if any.
-        field: Option<String>,
-        /// What the JSON parser says.
-        message: String,
-    },
-    /// A field is missing or has a wrong value.
-    #[error("{}:{line}: {error}", file.display())]
-    Field {
-        /// The file.
-        file: PathBuf,
-        /// The line.
-        line: u64,
-        /// The field, its value and what was expected.
-        #[source]
-        error: FieldError,
-    },
-}
 
 /// An error of one line, before it is known where the line is.
 #[derive(Debug)]
-enum LineError {
+pub enum LineError {
     Json {
         column: usize,
         field: Option<String>,
@@ -185,7 +21,7 @@ enum LineError {
 }
 
 impl LineError {
-    fn at(self, file: &Path, line: u64) -> ReadError {
+    pub fn at(self, file: &Path, line: u64) -> ReadError {
         let file = file.to_owned();
         match self {
             Self::Json {
@@ -204,7 +40,8 @@ impl LineError {
     }
 }
 
-fn parse_trajectory(json: &[u8], vocab_size: Option<u32>) -> Result<Trajectory, LineError> {
+/// Parses one line and checks what it holds.
+pub fn parse_trajectory(json: &[u8], vocab_size: Option<u32>) -> Result<Trajectory, LineError> {
     let mut line = Line {
         vocab_size,
         ..Line::default()
@@ -526,100 +363,6 @@ impl Visitor<'_> for FieldName {
             .find(|(alias, _)| *alias == name)
             .map_or(name, |alias| alias.1);
         Ok(FIELDS.iter().position(|field| *field == name))
-    }
-}
-
-/// Any JSON value; lists and objects without their content.
-enum Value {
-    Null,
-    Bool(bool),
-    Unsigned(u64),
-    Signed(i64),
-    Float(f64),
-    Text(String),
-    List,
-    Object,
-}
-
-impl Value {
-    /// The value as a finite f64 that is finite as f32, too.
-    fn as_number(&self) -> Option<f64> {
-        let number = match *self {
-            Self::Unsigned(value) => value as f64,
-            Self::Signed(value) => value as f64,
-            Self::Float(value) => value,
-            _ => return None,
-        };
-        (number as f32).is_finite().then_some(number)
-    }
-}
-
-impl fmt::Display for Value {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Null => formatter.write_str("null"),
-            Self::Bool(value) => value.fmt(formatter),
-            Self::Unsigned(value) => value.fmt(formatter),
-            Self::Signed(value) => value.fmt(formatter),
-            // Debug keeps the point or exponent that shows why it is not an integer.
-            Self::Float(value) => fmt::Debug::fmt(value, formatter),
-            Self::Text(text) => fmt::Debug::fmt(text, formatter),
-            Self::List => formatter.write_str("a list"),
-            Self::Object => formatter.write_str("an object"),
-        }
-    }
-}
-
-struct ValueSeed;
-
-impl<'de> DeserializeSeed<'de> for ValueSeed {
-    type Value = Value;
-
-    #[inline]
-    fn deserialize<D: de::Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
-        from.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for ValueSeed {
-    type Value = Value;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a value")
-    }
-
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(Value::Bool(value))
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(Value::Unsigned(value))
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(Value::Signed(value))
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(Value::Float(value))
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(Value::Text(value.to_owned()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
-        while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Value::List)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Value, A::Error> {
-        while object.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Value::Object)
     }
 }
 
