@@ -1,0 +1,42 @@
+//! Dense feed-forward layer.
+
+use burn::module::Module;
+use burn::nn::Linear;
+use burn::tensor::{Tensor, activation::silu};
+
+use super::source::ParameterSource;
+use super::{Qwen3Config, linear};
+
+/// `down(silu(gate x) * up x)`
+#[derive(Module, Debug)]
+pub struct Mlp {
+    /// `[hidden, intermediate]`
+    pub gate_proj: Linear,
+    /// `[hidden, intermediate]`
+    pub up_proj: Linear,
+    /// `[intermediate, hidden]`
+    pub down_proj: Linear,
+}
+
+impl Mlp {
+    pub(super) fn new<S: ParameterSource>(
+        config: &Qwen3Config,
+        prefix: &str,
+        source: &mut S,
+    ) -> Result<Self, S::Error> {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let mut projection = |name: &str, input, output| {
+            linear(source, &format!("{prefix}.{name}.weight"), input, output)
+        };
+        Ok(Self {
+            gate_proj: projection("gate_proj", hidden, inner)?,
+            up_proj: projection("up_proj", hidden, inner)?,
+            down_proj: projection("down_proj", inner, hidden)?,
+        })
+    }
+
+    pub(super) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let gate = silu(self.gate_proj.forward(x.clone()));
+        self.down_proj.forward(gate * self.up_proj.forward(x))
+    }
+}

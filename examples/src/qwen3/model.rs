@@ -1,0 +1,128 @@
+//! The whole model.
+
+use std::sync::Arc;
+
+use burn::module::{Module, Param};
+use burn::nn::Embedding;
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use burn_tree_train::{
+    BlockContext, BlockOutputs, BlockPast, GatherPlan, TreeModel, gather_rows,
+};
+
+use super::block::Block;
+use super::norm::RmsNorm;
+use super::source::{ParameterSource, RandomSource};
+use super::Qwen3Config;
+
+/// A Qwen3 or Qwen3-MoE language model.
+///
+/// Module paths are the keys of a Hugging Face checkpoint without `model.`; matrices of linear
+/// layers are transposed.
+#[derive(Module, Debug)]
+pub struct Qwen3 {
+    /// `[vocab, hidden]`
+    pub embed_tokens: Embedding,
+    /// The blocks.
+    pub layers: Vec<Block>,
+    /// Before the head.
+    pub norm: RmsNorm,
+    /// The head, if it is not the embedding.
+    pub lm_head: Option<LmHead>,
+}
+
+/// A head with a weight of its own.
+#[derive(Module, Debug)]
+pub struct LmHead {
+    /// `[vocab, hidden]`
+    pub weight: Param<Tensor<2>>,
+}
+
+impl Qwen3 {
+    /// A model with random weights: matrices from a normal distribution of standard deviation
+    /// `initializer_range`, norms one. The same seed gives the same weights on every device.
+    pub fn random(config: &Qwen3Config, seed: u64, dtype: FloatDType, device: &Device) -> Self {
+        let mut source = RandomSource::new(config.initializer_range, seed, dtype, device);
+        let Ok(model) = Self::build(config, &mut source);
+        model
+    }
+
+    pub(super) fn build<S: ParameterSource>(
+        config: &Qwen3Config,
+        source: &mut S,
+    ) -> Result<Self, S::Error> {
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let embedding = source.table("model.embed_tokens.weight", vocab, hidden)?;
+        let layers = (0..config.num_hidden_layers)
+            .map(|layer| Block::new(config, layer, source))
+            .collect::<Result<_, _>>()?;
+        let norm = source.norm("model.norm.weight", hidden)?;
+        let lm_head = match config.tie_word_embeddings {
+            true => None,
+            false => Some(LmHead {
+                weight: Param::from_tensor(source.table("lm_head.weight", vocab, hidden)?),
+            }),
+        };
+        Ok(Self {
+            embed_tokens: Embedding {
+                weight: Param::from_tensor(embedding),
+            },
+            layers,
+            norm: RmsNorm::new(norm, config.rms_norm_eps),
+            lm_head,
+        })
+    }
+
+    /// The dtype in which the blocks compute: that of their projections.
+    fn compute_dtype(&self) -> DType {
+        match self.layers.first() {
+            Some(block) => block.self_attn.q_proj.weight.val().dtype(),
+            None => self.embed_tokens.weight.val().dtype(),
+        }
+    }
+}
+
+impl TreeModel for Qwen3 {
+    /// # Panics
+    ///
+    /// If a token id is negative or not below the size of the vocabulary.
+    fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let [batch, rows] = tokens.dims();
+        let weight = self.embed_tokens.weight.val();
+        let [vocab, hidden] = weight.dims();
+        let ids = tokens
+            .into_data()
+            .iter::<i64>()
+            .map(|id| u32::try_from(id).unwrap_or(u32::MAX))
+            .collect();
+        let plan = GatherPlan::new(ids, vocab)
+            .unwrap_or_else(|error| panic!("token ids outside the vocabulary: {error}"));
+        gather_rows(weight, &Arc::new(plan))
+            .reshape([batch, rows, hidden])
+            .cast(self.compute_dtype())
+    }
+
+    fn n_blocks(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn block(
+        &self,
+        index: usize,
+        x: Tensor<3>,
+        context: &BlockContext,
+        past: Option<&BlockPast>,
+    ) -> (Tensor<3>, BlockOutputs) {
+        self.layers[index].forward(x, context, past)
+    }
+
+    fn final_norm(&self, x: Tensor<3>) -> Tensor<3> {
+        self.norm.forward(x)
+    }
+
+    fn head_weight(&self) -> Tensor<2> {
+        match &self.lm_head {
+            Some(head) => head.weight.val(),
+            None => self.embed_tokens.weight.val(),
+        }
+    }
+}

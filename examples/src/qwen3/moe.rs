@@ -1,0 +1,181 @@
+//! Mixture-of-experts feed-forward layer without token dropping.
+
+use std::sync::Arc;
+
+use burn::module::{Module, Param};
+use burn::nn::Linear;
+use burn::tensor::{
+    DType, Int, Tensor, TensorData,
+    activation::{silu, softmax},
+};
+use burn_tree_train::{GatherPlan, RouterOutput, gather_rows, grouped_linear};
+
+use super::source::ParameterSource;
+use super::{MoeConfig, Qwen3Config, linear};
+
+/// Every token goes through its `K` most probable experts, and only through them.
+#[derive(Module, Debug)]
+pub struct SparseMoe {
+    /// Router, `[hidden, E]`.
+    pub gate: Linear,
+    /// The experts.
+    pub experts: Experts,
+    experts_per_token: usize,
+    norm_topk_prob: bool,
+}
+
+/// The matrices of all experts.
+#[derive(Module, Debug)]
+pub struct Experts {
+    /// `[E, hidden, 2 * intermediate]`: gate, then up projection.
+    pub gate_up_proj: Param<Tensor<3>>,
+    /// `[E, intermediate, hidden]`
+    pub down_proj: Param<Tensor<3>>,
+}
+
+impl SparseMoe {
+    pub(super) fn new<S: ParameterSource>(
+        config: &Qwen3Config,
+        moe: &MoeConfig,
+        prefix: &str,
+        source: &mut S,
+    ) -> Result<Self, S::Error> {
+        let (hidden, inner) = (config.hidden_size, moe.moe_intermediate_size);
+        let key = format!("{prefix}.experts");
+        let experts = source.experts(&key, moe.num_experts, hidden, inner)?;
+        Ok(Self {
+            gate: linear(
+                source,
+                &format!("{prefix}.gate.weight"),
+                hidden,
+                moe.num_experts,
+            )?,
+            experts: Experts {
+                gate_up_proj: Param::from_tensor(experts.gate_up),
+                down_proj: Param::from_tensor(experts.down),
+            },
+            experts_per_token: moe.num_experts_per_tok,
+            norm_topk_prob: moe.norm_topk_prob,
+        })
+    }
+
+    pub(super) fn forward(&self, x: Tensor<3>) -> (Tensor<3>, RouterOutput) {
+        let [batch, rows, hidden] = x.dims();
+        let tokens = batch * rows;
+        let chosen = self.experts_per_token;
+        let x = x.reshape([tokens, hidden]);
+
+        let logits = self.gate.forward(x.clone());
+        let wide = match logits.dtype() {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        let probabilities = softmax(logits.cast(wide), 1);
+        let experts = largest(probabilities.clone().into_data(), chosen);
+        let dispatch = Dispatch::new(&experts, tokens, probabilities.dims()[1]);
+        let experts = Tensor::<2, Int>::from_data(
+            TensorData::new(experts, [tokens, chosen]),
+            &probabilities.device(),
+        );
+        let mut weights = probabilities.clone().gather(1, experts.clone());
+        if self.norm_topk_prob {
+            weights = weights.clone() / weights.sum_dim(1);
+        }
+
+        let routed = gather_rows(x.clone(), &dispatch.tokens);
+        let gate_up = grouped_linear(
+            routed,
+            self.experts.gate_up_proj.val(),
+            &dispatch.group_sizes,
+        );
+        let [gate, up] = halves(gate_up);
+        let routed = grouped_linear(
+            silu(gate) * up,
+            self.experts.down_proj.val(),
+            &dispatch.group_sizes,
+        );
+        let per_choice: Tensor<3> =
+            gather_rows(routed, &dispatch.positions).reshape([tokens, chosen, hidden]);
+        let weights = weights.cast(x.dtype()).unsqueeze_dim(2);
+        let output = (per_choice * weights).sum_dim(1);
+        let router = RouterOutput {
+            probabilities,
+            experts,
+        };
+        (output.reshape([batch, rows, hidden]), router)
+    }
+}
+
+/// The two halves of the last dimension.
+fn halves(x: Tensor<2>) -> [Tensor<2>; 2] {
+    let width = x.dims()[1] / 2;
+    [
+        x.clone().slice_dim(1, 0..width),
+        x.slice_dim(1, width..2 * width),
+    ]
+}
+
+/// Column indices of the `k` largest values of each row, largest first; the lower index wins a tie.
+fn largest(probabilities: TensorData, k: usize) -> Vec<i32> {
+    let columns = probabilities.shape()[1];
+    let values: Vec<f64> = probabilities.iter::<f64>().collect();
+    let mut order: Vec<i32> = Vec::with_capacity(columns);
+    let mut result = Vec::with_capacity(values.len() / columns * k);
+    for row in values.chunks(columns) {
+        order.clear();
+        order.extend(0..columns as i32);
+        let by_value = |&a: &i32, &b: &i32| {
+            let (a, b) = (a as usize, b as usize);
+            row[b].total_cmp(&row[a]).then(a.cmp(&b))
+        };
+        if k < columns {
+            order.select_nth_unstable_by(k, by_value);
+        }
+        order[..k].sort_unstable_by(by_value);
+        result.extend_from_slice(&order[..k]);
+    }
+    result
+}
+
+/// Tokens sorted by expert, and the way back.
+struct Dispatch {
+    /// Token of each routed row; routed rows are sorted by expert, then by token.
+    tokens: Arc<GatherPlan>,
+    /// Routed row of each (token, choice).
+    positions: Arc<GatherPlan>,
+    /// Routed rows of each expert.
+    group_sizes: Arc<Vec<usize>>,
+}
+
+impl Dispatch {
+    /// `choices [tokens * K]` are expert indices below `experts`.
+    fn new(choices: &[i32], tokens: usize, experts: usize) -> Self {
+        let mut group_sizes = vec![0; experts];
+        for &expert in choices {
+            group_sizes[expert as usize] += 1;
+        }
+        let mut next: Vec<usize> = Vec::with_capacity(experts);
+        let mut start = 0;
+        for &size in &group_sizes {
+            next.push(start);
+            start += size;
+        }
+        let per_token = choices.len() / tokens.max(1);
+        let mut token_of_row = vec![0; choices.len()];
+        let mut row_of_choice = vec![0; choices.len()];
+        for (choice, &expert) in choices.iter().enumerate() {
+            let row = next[expert as usize];
+            next[expert as usize] += 1;
+            token_of_row[row] = (choice / per_token) as u32;
+            row_of_choice[choice] = row as u32;
+        }
+        let plan = |indices, rows| {
+            Arc::new(GatherPlan::new(indices, rows).expect("indices were counted above"))
+        };
+        Self {
+            tokens: plan(token_of_row, tokens),
+            positions: plan(row_of_choice, choices.len()),
+            group_sizes: Arc::new(group_sizes),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Where the parameters of a new model come from.
+
+use std::convert::Infallible;
+
+use burn::module::Param;
+use burn::nn::Linear;
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, Normal};
+
+/// Supplies parameters by their key in a Hugging Face checkpoint, in the layout of the model.
+pub(super) trait ParameterSource {
+    /// What can go wrong.
+    type Error;
+
+    /// A matrix `[input, output]`, stored as `[output, input]`.
+    fn matrix(
+        &mut self,
+        key: &str,
+        input: usize,
+        output: usize,
+    ) -> Result<Tensor<2>, Self::Error>;
+
+    /// A table `[rows, columns]`, stored in the same layout.
+    fn table(&mut self, key: &str, rows: usize, columns: usize) -> Result<Tensor<2>, Self::Error>;
+
+    /// The scale of a norm.
+    fn norm(&mut self, key: &str, size: usize) -> Result<Tensor<1>, Self::Error>;
+
+    /// The matrices of all experts of a layer; `key` is the common start of their keys.
+    fn experts(
+        &mut self,
+        key: &str,
+        experts: usize,
+        hidden: usize,
+        intermediate: usize,
+    ) -> Result<ExpertTensors, Self::Error>;
+}
+
+/// Matrices of experts, as in [`super::moe::Experts`].
+pub(super) struct ExpertTensors {
+    /// `[E, hidden, 2 * intermediate]`
+    pub gate_up: Tensor<3>,
+    /// `[E, intermediate, hidden]`
+    pub down: Tensor<3>,
+}
+
+/// A linear layer without bias.
+pub(super) fn linear<S: ParameterSource>(
+    source: &mut S,
+    key: &str,
+    input: usize,
+    output: usize,
+) -> Result<Linear, S::Error> {
+    Ok(Linear {
+        weight: Param::from_tensor(source.matrix(key, input, output)?),
+        bias: None,
+    })
+}
+
+/// Random weights. Drawn on the host, each tensor from a stream of its own, so that they depend
+/// on the seed alone.
+pub(super) struct RandomSource {
+    normal: Normal<f32>,
+    seed: u64,
+    tensors: u64,
+    dtype: DType,
+    device: Device,
+}
+
+impl RandomSource {
+    pub(super) fn new(
+        standard_deviation: f64,
+        seed: u64,
+        dtype: FloatDType,
+        device: &Device,
+    ) -> Self {
+        Self {
+            normal: Normal::new(0.0, standard_deviation as f32)
+                .expect("a standard deviation is finite"),
+            seed,
+            tensors: 0,
+            dtype: dtype.into(),
+            device: device.clone(),
+        }
+    }
+
+    fn normal<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
+        let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
+        rng.set_stream(self.tensors);
+        self.tensors += 1;
+        let values: Vec<f32> = self
+            .normal
+            .sample_iter(rng)
+            .take(shape.iter().product())
+            .collect();
+        Tensor::from_data(TensorData::new(values, shape), (&self.device, self.dtype))
+    }
+}
+
+impl ParameterSource for RandomSource {
+    type Error = Infallible;
+
+    fn matrix(&mut self, _: &str, input: usize, output: usize) -> Result<Tensor<2>, Infallible> {
+        Ok(self.normal([input, output]))
+    }
+
+    fn table(&mut self, _: &str, rows: usize, columns: usize) -> Result<Tensor<2>, Infallible> {
+        Ok(self.normal([rows, columns]))
+    }
+
+    fn norm(&mut self, _: &str, size: usize) -> Result<Tensor<1>, Infallible> {
+        Ok(Tensor::ones([size], (&self.device, self.dtype)))
+    }
+
+    fn experts(
+        &mut self,
+        _: &str,
+        experts: usize,
+        hidden: usize,
+        intermediate: usize,
+    ) -> Result<ExpertTensors, Infallible> {
+        Ok(ExpertTensors {
+            gate_up: self.normal([experts, hidden, 2 * intermediate]),
+            down: self.normal([experts, intermediate, hidden]),
+        })
+    }
+}
