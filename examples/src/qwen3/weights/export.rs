@@ -48,7 +48,7 @@ impl HfTensor {
             shape: shape.clone(),
             read: Box::new(move |dtype| {
                 let data = arrange(tensor.clone()).cast(dtype).into_data();
-                TensorData::from_bytes(data.bytes, shape.clone(), dtype.into())
+                TensorData::from_bytes(data.into_bytes(), shape.clone(), dtype.into())
             }),
         }
     }
