@@ -66,9 +66,9 @@ impl Block {
         context: &BlockContext,
         past: Option<&BlockPast>,
     ) -> (Tensor<3>, BlockOutputs) {
-        let attention = self
-            .self_attn
-            .forward(self.input_layernorm.forward(x.clone()), context, past);
+        let attention =
+            self.self_attn
+                .forward(self.input_layernorm.forward(x.clone()), context, past);
         let x = x + attention.hidden;
         let normed = self.post_attention_layernorm.forward(x.clone());
         let (hidden, router) = match &self.mlp {

@@ -203,7 +203,11 @@ impl Qwen3Config {
                     reason: "supported are qwen3 and qwen3_moe",
                 });
             }
-            None => return Err(ConfigError::Missing { field: "model_type" }),
+            None => {
+                return Err(ConfigError::Missing {
+                    field: "model_type",
+                });
+            }
         };
         fields.refuse_unsupported()?;
 
@@ -306,7 +310,10 @@ impl Qwen3Config {
                 expected,
             })
         };
-        if !self.num_attention_heads.is_multiple_of(self.num_key_value_heads) {
+        if !self
+            .num_attention_heads
+            .is_multiple_of(self.num_key_value_heads)
+        {
             return invalid(
                 "num_key_value_heads",
                 &self.num_key_value_heads,
@@ -381,7 +388,9 @@ impl Fields {
         // Sizes index tensors with 32 bits.
         self.typed(field, "a whole number from 1 to 2^31 - 1", |value| {
             let size = value.as_u64()?;
-            (1..=i32::MAX as u64).contains(&size).then_some(size as usize)
+            (1..=i32::MAX as u64)
+                .contains(&size)
+                .then_some(size as usize)
         })
     }
 
@@ -450,9 +459,9 @@ impl Fields {
                 _ => theta = theta.or(fields.number("rope_theta")?),
             }
         }
-        theta
-            .or(top_level)
-            .ok_or(ConfigError::Missing { field: "rope_theta" })
+        theta.or(top_level).ok_or(ConfigError::Missing {
+            field: "rope_theta",
+        })
     }
 
     fn sliding_windows(

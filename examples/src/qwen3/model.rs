@@ -5,14 +5,12 @@ use std::sync::Arc;
 use burn::module::{Module, Param};
 use burn::nn::Embedding;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
-use burn_tree_train::{
-    BlockContext, BlockOutputs, BlockPast, GatherPlan, TreeModel, gather_rows,
-};
+use burn_tree_train::{BlockContext, BlockOutputs, BlockPast, GatherPlan, TreeModel, gather_rows};
 
+use super::Qwen3Config;
 use super::block::Block;
 use super::norm::RmsNorm;
 use super::source::{ParameterSource, RandomSource};
-use super::Qwen3Config;
 
 /// A Qwen3 or Qwen3-MoE language model.
 ///

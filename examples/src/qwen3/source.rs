@@ -15,12 +15,7 @@ pub(super) trait ParameterSource {
     type Error;
 
     /// A matrix `[input, output]`, stored as `[output, input]`.
-    fn matrix(
-        &mut self,
-        key: &str,
-        input: usize,
-        output: usize,
-    ) -> Result<Tensor<2>, Self::Error>;
+    fn matrix(&mut self, key: &str, input: usize, output: usize) -> Result<Tensor<2>, Self::Error>;
 
     /// A table `[rows, columns]`, stored in the same layout.
     fn table(&mut self, key: &str, rows: usize, columns: usize) -> Result<Tensor<2>, Self::Error>;

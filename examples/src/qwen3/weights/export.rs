@@ -137,13 +137,20 @@ impl<S: Select> ModuleVisitor for Collector<S> {
             _ => format!("model.{path}"),
         };
         let dims = tensor.dims();
-        match key.strip_suffix("gate_up_proj").or(key.strip_suffix("down_proj")) {
+        match key
+            .strip_suffix("gate_up_proj")
+            .or(key.strip_suffix("down_proj"))
+        {
             Some(prefix) => self.push_experts(prefix, tensor.reshape([dims[0], dims[1], dims[2]])),
             None if key.ends_with("_proj.weight") || key.ends_with("mlp.gate.weight") => {
                 let tensor: Tensor<2> = tensor.reshape([dims[0], dims[1]]);
                 let shape = vec![dims[1], dims[0]];
-                self.tensors
-                    .push(HfTensor::new(key, tensor, |tensor| tensor.transpose(), shape));
+                self.tensors.push(HfTensor::new(
+                    key,
+                    tensor,
+                    |tensor| tensor.transpose(),
+                    shape,
+                ));
             }
             None => {
                 let flat = |tensor: Tensor<D>| {
@@ -170,8 +177,9 @@ impl<S> Collector<S> {
             for (index, name) in names.iter().enumerate() {
                 let arrange = move |stacked: Tensor<3>| {
                     let columns = index * output..(index + 1) * output;
-                    let matrix: Tensor<2> =
-                        stacked.slice([expert..expert + 1, 0..input, columns]).squeeze_dim(0);
+                    let matrix: Tensor<2> = stacked
+                        .slice([expert..expert + 1, 0..input, columns])
+                        .squeeze_dim(0);
                     matrix.transpose()
                 };
                 self.tensors.push(HfTensor::new(

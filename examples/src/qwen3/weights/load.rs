@@ -132,7 +132,12 @@ impl CheckpointSource {
 impl ParameterSource for CheckpointSource {
     type Error = WeightsError;
 
-    fn matrix(&mut self, key: &str, input: usize, output: usize) -> Result<Tensor<2>, WeightsError> {
+    fn matrix(
+        &mut self,
+        key: &str,
+        input: usize,
+        output: usize,
+    ) -> Result<Tensor<2>, WeightsError> {
         let keys = [vec![key.to_owned()]];
         let data = match self.is_f64(key) {
             true => self.transposed::<f64>(&keys, output, input)?,
