@@ -145,6 +145,10 @@ impl TreeLayout {
         let mut path: Vec<u32> = Vec::new();
         for row in 0..rows {
             let parent = self.parents[row];
+            let is_earlier = (-1..row as i64).contains(&i64::from(parent));
+            expect(is_earlier, "parents", row, parent.into(), || {
+                format!("-1, or a row before {row}")
+            })?;
             while path
                 .last()
                 .is_some_and(|&last| i64::from(last) != i64::from(parent))

@@ -29,12 +29,11 @@ impl JsonLines {
     /// Opens a file.
     ///
     /// # Errors
-    /// [`ReadError::Io`] if it cannot be opened or its first bytes cannot be read.
+    /// [`ReadError::Open`] if it cannot be opened or its first bytes cannot be read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ReadError> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(|source| ReadError::Io {
+        let file = File::open(path).map_err(|source| ReadError::Open {
             file: path.to_owned(),
-            line: 0,
             source,
         })?;
         Self::new(path, file)
@@ -43,15 +42,14 @@ impl JsonLines {
     /// Reads from `source`, called `name` in errors.
     ///
     /// # Errors
-    /// [`ReadError::Io`] if the first bytes cannot be read.
+    /// [`ReadError::Open`] if the first bytes cannot be read.
     pub fn new(
         name: impl Into<PathBuf>,
         source: impl Read + Send + 'static,
     ) -> Result<Self, ReadError> {
         let name = name.into();
-        let reader = decompressed(source).map_err(|source| ReadError::Io {
+        let reader = decompressed(source).map_err(|source| ReadError::Open {
             file: name.clone(),
-            line: 0,
             source,
         })?;
         Ok(Self {

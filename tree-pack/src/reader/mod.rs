@@ -19,7 +19,7 @@ use crate::trajectory::{FieldError, Trajectory};
 /// fields are ignored, blank lines are skipped, and several lines may have the same ids.
 ///
 /// # Errors
-/// [`ReadError::Io`] if the file cannot be opened.
+/// [`ReadError::Open`] if the file cannot be opened.
 ///
 /// # Example
 /// ```
@@ -72,7 +72,7 @@ impl TrajectoryReader {
     /// Reads from `source` (plain or gzip), called `name` in errors.
     ///
     /// # Errors
-    /// [`ReadError::Io`] if the first bytes cannot be read.
+    /// [`ReadError::Open`] if the first bytes cannot be read.
     pub fn new(
         name: impl Into<PathBuf>,
         source: impl Read + Send + 'static,
@@ -123,7 +123,15 @@ impl Iterator for TrajectoryReader {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// The file cannot be opened (`line` is 0) or read.
+    /// The file cannot be opened, or its first bytes cannot be read.
+    #[error("{}: cannot open: {source}", file.display())]
+    Open {
+        /// The file.
+        file: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file cannot be read on.
     #[error("{}:{line}: cannot read: {source}", file.display())]
     Io {
         /// The file.

@@ -1,0 +1,198 @@
+//! Packed steps as files: what is written is read, and what is damaged is refused.
+
+mod reference;
+
+use std::path::Path;
+
+use proptest::prelude::*;
+use tree_pack::{
+    FileError, LossForm, PackOptions, PackedStep, Trajectory, build_forests, flat_forests,
+    pack_step,
+};
+
+fn step_of(trajectories: &[Trajectory], flat: bool, loss: LossForm) -> PackedStep {
+    let build = if flat { flat_forests } else { build_forests };
+    let forests = build(trajectories).unwrap();
+    let options = PackOptions {
+        loss,
+        pad_to_multiple: 16,
+        ..PackOptions::new(4096)
+    };
+    pack_step(trajectories, &forests, &options).unwrap()
+}
+
+fn small_step() -> PackedStep {
+    let trajectory =
+        |tokens: [u32; 3]| Trajectory::new("t", "r", tokens.to_vec(), vec![false, true, true]);
+    step_of(
+        &[trajectory([1, 2, 3]), trajectory([1, 2, 4])],
+        false,
+        LossForm::LogLikelihood,
+    )
+}
+
+fn save_and_load(step: &PackedStep, path: &Path) -> Result<PackedStep, FileError> {
+    step.save(path)?;
+    PackedStep::load(path)
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read(
+        trajectories in reference::trajectories(8),
+        flat in any::<bool>(),
+        loss in prop::sample::select(vec![LossForm::LogLikelihood, LossForm::PerTrajectory]),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let step = step_of(&trajectories, flat, loss);
+        prop_assert_eq!(&save_and_load(&step, &folder.path().join("a")).unwrap(), &step);
+        step.save(folder.path().join("b")).unwrap();
+        let bytes = ["a", "b"].map(|name| std::fs::read(folder.path().join(name)).unwrap());
+        prop_assert_eq!(&bytes[0], &bytes[1], "the same step is the same file");
+    }
+
+    /// Any change of the file gives an error or a step that passes all checks, never a panic.
+    #[test]
+    fn damaged_files_give_an_answer(
+        at in any::<prop::sample::Index>(),
+        byte in any::<u8>(),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("step.safetensors");
+        small_step().save(&path).unwrap();
+        let mut bytes = std::fs::read(&path).unwrap();
+        let position = at.index(bytes.len());
+        bytes[position] = byte;
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        std::fs::write(&path, bytes).unwrap();
+        match PackedStep::load(&path) {
+            Ok(step) => {
+                for pack in step.packs {
+                    prop_assert_eq!(pack.layout.validate(), Ok(()));
+                }
+            }
+            Err(error) => {
+                prop_assert!(error.to_string().starts_with(&path.display().to_string()));
+            }
+        }
+    }
+}
+
+#[test]
+fn steps_that_contradict_themselves_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("step.safetensors");
+    type Damage = (&'static str, fn(&mut PackedStep));
+    let damages: [Damage; 12] = [
+        ("pack 0: layout: parents at 2", |step| {
+            step.packs[0].layout.parents[2] = 2
+        }),
+        ("pack 0: layout: position_ids at 3", |step| {
+            step.packs[0].layout.position_ids[3] = 3
+        }),
+        ("pack 0: layout: subtree_ends at 1", |step| {
+            step.packs[0].layout.subtree_ends[1] = 3
+        }),
+        ("pack 0: layout: end of segment at 2", |step| {
+            step.packs[0].layout.segments[2].end = 9
+        }),
+        (
+            "\"0.parents\": got I32 of shape [3], expected I32 of shape [4]",
+            |step| {
+                step.packs[0].layout.parents.pop();
+            },
+        ),
+        (
+            "\"0.tokens\": got 4294967295, expected numbers below 2147483648",
+            |step| {
+                step.packs[0].layout.tokens[0] = u32::MAX;
+            },
+        ),
+        (
+            "\"0.occurrences.rows\": got 4, expected numbers below 4",
+            |step| {
+                step.packs[0].occurrences.rows[2] = 4;
+            },
+        ),
+        (
+            "\"0.occurrences.rows\": got rows that are not in ascending order",
+            |step| {
+                step.packs[0].occurrences.rows[0] = 3;
+            },
+        ),
+        (
+            "\"0.occurrences.weights\": got NaN, expected finite numbers",
+            |step| {
+                step.packs[0].occurrences.weights[1] = f64::NAN;
+            },
+        ),
+        (
+            "\"0.occurrences.trajectories\": got 2, expected numbers below 2",
+            |step| {
+                step.packs[0].occurrences.trajectories[0] = 2;
+            },
+        ),
+        (
+            "\"0.occurrences.targets\": got U32 of shape [2], expected U32 of shape [3]",
+            |step| {
+                step.packs[0].occurrences.targets.pop();
+            },
+        ),
+        ("pack 0 has 1 trees of 4 tokens, but 0 task ids", |step| {
+            step.packs[0].task_ids.clear()
+        }),
+    ];
+    for (expected, damage) in damages {
+        let mut step = small_step();
+        damage(&mut step);
+        let message = save_and_load(&step, &path).unwrap_err().to_string();
+        assert!(
+            message.contains(expected),
+            "{message} instead of {expected}"
+        );
+    }
+}
+
+#[test]
+fn other_files_are_not_packs() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("other.safetensors");
+    let empty = Vec::<(&str, safetensors::tensor::TensorView)>::new;
+    std::fs::write(&path, safetensors::serialize(empty(), None).unwrap()).unwrap();
+    let message = PackedStep::load(&path).unwrap_err().to_string();
+    assert!(message.contains("no key \"tree_pack\""), "{message}");
+
+    let metadata = [(
+        "tree_pack".to_owned(),
+        r#"{"version":2,"new":[]}"#.to_owned(),
+    )];
+    let bytes = safetensors::serialize(empty(), Some(metadata.into())).unwrap();
+    std::fs::write(&path, bytes).unwrap();
+    let message = PackedStep::load(&path).unwrap_err().to_string();
+    assert!(message.contains("version 2, expected 1"), "{message}");
+}
+
+#[test]
+fn saving_replaces_the_whole_file_or_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("step.safetensors");
+    std::fs::write(&path, "old").unwrap();
+    small_step().save(&path).unwrap();
+    assert_eq!(PackedStep::load(&path).unwrap(), small_step());
+    let names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+    assert_eq!(names.len(), 1, "no temporary file is left");
+
+    // A folder in the place of the file cannot be replaced; nothing is left behind.
+    let occupied = folder.path().join("occupied");
+    std::fs::create_dir(&occupied).unwrap();
+    std::fs::write(occupied.join("kept"), "").unwrap();
+    assert!(matches!(
+        small_step().save(&occupied),
+        Err(FileError::Io { .. })
+    ));
+    assert!(occupied.join("kept").exists());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+}
