@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
+use burn_tree_train::StepCounts;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -49,8 +50,22 @@ pub struct PassRecord {
     pub visible_pairs: u64,
     /// Rows projected onto the vocabulary.
     pub projected_rows: u64,
+    /// Predictions in the loss.
+    pub predictions: u64,
     /// Model FLOPs of the step.
     pub flops: f64,
+}
+
+impl PassRecord {
+    /// What the step worked on.
+    pub fn counts(&self) -> StepCounts {
+        StepCounts {
+            tokens: self.tokens,
+            visible_pairs: self.visible_pairs,
+            projected_rows: self.projected_rows,
+            predictions: self.predictions,
+        }
+    }
 }
 
 /// A step on trees against the same step on separate trajectories.
@@ -195,6 +210,7 @@ mod tests {
                 tokens: 10,
                 visible_pairs: 55,
                 projected_rows: 4,
+                predictions: 4,
                 flops: 1e9,
             }),
             flat: None,

@@ -3,7 +3,16 @@
 pub mod atomic;
 pub mod checkpoint;
 pub mod clip;
+pub mod cost;
+pub mod data;
+pub mod device;
 pub mod gemm;
+pub mod memory;
 pub mod metrics;
+pub mod optimizer_step;
+pub mod pass;
+pub mod plan;
 pub mod plots;
+pub mod report;
 pub mod schedule;
+pub mod vocabulary;

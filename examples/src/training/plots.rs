@@ -20,7 +20,8 @@ const TEXT: RGBColor = RGBColor(60, 60, 60);
 const FONT: &str = "sans-serif";
 
 type Figure<'a> = DrawingArea<BitMapBackend<'a>, Shift>;
-type PlotError = Box<dyn std::error::Error + Send + Sync>;
+/// What can go wrong with a picture.
+pub type PlotError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Draws the loss of every step, over steps and over training time; both passes where the run
 /// compares them.
@@ -282,6 +283,7 @@ mod tests {
             tokens: 100,
             visible_pairs: 1000,
             projected_rows: 10,
+            predictions: 10,
             flops: 1e9,
         };
         (1..=steps)

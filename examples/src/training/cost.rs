@@ -1,0 +1,104 @@
+//! What a Qwen3 model costs: parameters, floating-point operations, memory.
+
+use burn_tree_train::ModelCost;
+
+use crate::qwen3::Qwen3Config;
+
+/// Sizes of a model, and what of it is trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelSize {
+    /// All parameters, adapters included.
+    pub parameters: u64,
+    /// Those that are trained.
+    pub trained_parameters: u64,
+    /// What a step costs.
+    pub cost: ModelCost,
+}
+
+impl ModelSize {
+    /// The size of a model of this shape; with `lora_rank` only adapters of that rank on the
+    /// projections of dense layers are trained, else everything.
+    pub fn new(config: &Qwen3Config, lora_rank: Option<usize>) -> Self {
+        let mut sizes = Sizes {
+            lora_rank,
+            ..Sizes::default()
+        };
+        let hidden = config.hidden_size;
+        let query = config.num_attention_heads * config.head_dim;
+        let key = config.num_key_value_heads * config.head_dim;
+        for layer in 0..config.num_hidden_layers {
+            for (input, output) in [
+                (hidden, query),
+                (hidden, key),
+                (hidden, key),
+                (query, hidden),
+            ] {
+                sizes.projection(input, output);
+            }
+            sizes.vectors += 2 * hidden as u64 + 2 * config.head_dim as u64;
+            match &config.moe {
+                Some(moe) if config.is_moe_layer(layer) => {
+                    let router = hidden * moe.num_experts;
+                    let expert = 3 * hidden * moe.moe_intermediate_size;
+                    sizes.frozen_by_lora(
+                        router + moe.num_experts * expert,
+                        router + moe.num_experts_per_tok * expert,
+                    );
+                }
+                _ => {
+                    let inner = config.intermediate_size;
+                    for (input, output) in [(hidden, inner), (hidden, inner), (inner, hidden)] {
+                        sizes.projection(input, output);
+                    }
+                }
+            }
+        }
+        sizes.vectors += hidden as u64;
+        let table = (config.vocab_size * hidden) as u64;
+        let tables = table * if config.tie_word_embeddings { 1 } else { 2 };
+        let trained = match lora_rank {
+            Some(_) => sizes.adapters,
+            None => sizes.matrices + sizes.vectors + tables,
+        };
+        Self {
+            parameters: sizes.matrices + sizes.adapters + sizes.vectors + tables,
+            trained_parameters: trained,
+            cost: ModelCost {
+                trunk_parameters: sizes.used + sizes.adapters,
+                trained_trunk_parameters: match lora_rank {
+                    Some(_) => sizes.adapters,
+                    None => sizes.used,
+                },
+                attention_width: (config.num_hidden_layers * 2 * query) as u64,
+                head_parameters: table,
+                head_trained: lora_rank.is_none(),
+            },
+        }
+    }
+}
+
+/// Entries of the blocks' matrices.
+#[derive(Default)]
+struct Sizes {
+    lora_rank: Option<usize>,
+    /// All.
+    matrices: u64,
+    /// Those a token is multiplied with.
+    used: u64,
+    /// Those of the adapters.
+    adapters: u64,
+    /// Norm weights.
+    vectors: u64,
+}
+
+impl Sizes {
+    fn projection(&mut self, input: usize, output: usize) {
+        self.frozen_by_lora(input * output, input * output);
+        self.adapters += (self.lora_rank.unwrap_or(0) * (input + output)) as u64;
+    }
+
+    fn frozen_by_lora(&mut self, entries: usize, used: usize) {
+        self.matrices += entries as u64;
+        self.used += used as u64;
+    }
+}

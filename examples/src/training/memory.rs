@@ -1,0 +1,107 @@
+//! How much memory a run will need, before it takes any.
+
+use crate::qwen3::Qwen3Config;
+
+use super::cost::ModelSize;
+
+/// Bytes of a run at its peak, by what they hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryEstimate {
+    /// Master parameters in f32, and their copies in the dtype of the computation if another.
+    pub parameters: u64,
+    /// Gradients: those of a pack, and the sum over packs where a step has several.
+    pub gradients: u64,
+    /// AdamW's two moments.
+    pub optimizer: u64,
+    /// What the forward pass of the largest pack keeps for the backward pass, and the
+    /// largest intermediate results of either.
+    pub activations: u64,
+}
+
+/// What an estimate depends on besides the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunSize {
+    /// Tokens of the largest pack.
+    pub pack_tokens: u64,
+    /// Rows of it that predict something.
+    pub projected_rows: u64,
+    /// Most packs in a step.
+    pub packs_per_step: u64,
+    /// Bytes of one value in the forward and backward pass.
+    pub compute_bytes: u64,
+    /// Models trained side by side.
+    pub models: u64,
+}
+
+/// Tensors of `[tokens, width]` that autodiff keeps of one block, by width, and the head's logits
+/// alive at once. Counted from the operations of a block; checked against measured peaks.
+const KEPT_HIDDEN: u64 = 6;
+const KEPT_QUERY: u64 = 5;
+const KEPT_KEY: u64 = 5;
+const KEPT_INNER: u64 = 5;
+const HEAD_LOGITS: u64 = 3 << 24;
+
+impl MemoryEstimate {
+    /// Estimates a run.
+    pub fn new(config: &Qwen3Config, size: &ModelSize, run: &RunSize) -> Self {
+        let query = (config.num_attention_heads * config.head_dim) as u64;
+        let key = (config.num_key_value_heads * config.head_dim) as u64;
+        let inner = match &config.moe {
+            Some(moe) => moe.num_experts_per_tok * moe.moe_intermediate_size,
+            None => config.intermediate_size,
+        } as u64;
+        let hidden = config.hidden_size as u64;
+        let layers = config.num_hidden_layers as u64;
+        let per_token =
+            KEPT_HIDDEN * hidden + KEPT_QUERY * query + KEPT_KEY * key + KEPT_INNER * inner;
+        let logits = HEAD_LOGITS.min(3 * run.projected_rows * config.vocab_size as u64);
+        let copies = if run.compute_bytes == 4 {
+            0
+        } else {
+            run.compute_bytes
+        };
+        let sums = if run.packs_per_step > 1 { 2 } else { 1 };
+        Self {
+            parameters: run.models * size.parameters * 4 + size.parameters * copies,
+            gradients: size.trained_parameters * 4 * sums,
+            optimizer: run.models * size.trained_parameters * 8,
+            activations: run.compute_bytes * run.pack_tokens * layers * per_token + 4 * logits,
+        }
+    }
+
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.parameters + self.gradients + self.optimizer + self.activations
+    }
+}
+
+/// Memory in GiB with as many digits as are of use.
+pub fn format_bytes(bytes: u64) -> String {
+    let gib = bytes as f64 / (1u64 << 30) as f64;
+    if gib >= 1.0 {
+        format!("{gib:.1} GiB")
+    } else {
+        format!("{:.0} MiB", gib * 1024.0)
+    }
+}
+
+/// Memory that the system can give to this process, where it says so (Linux).
+pub fn available_memory() -> Option<u64> {
+    kibibytes("/proc/meminfo", "MemAvailable:")
+}
+
+/// Most memory this process has held, where the system says so (Linux).
+pub fn peak_memory() -> Option<u64> {
+    kibibytes("/proc/self/status", "VmHWM:")
+}
+
+fn kibibytes(file: &str, field: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
+    line.trim()
+        .strip_suffix("kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()
+        .map(|kib| kib * 1024)
+}

@@ -1,0 +1,174 @@
+//! One optimizer step: gradients of all its packs, clipped together, and AdamW's update.
+
+use std::time::Instant;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
+use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer};
+use burn::tensor::{Device, Tensor};
+use burn_tree_train::{BlockContext, LmHeadOptions, TreeModel, sft_loss, token_log_probs};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use tree_pack::{Pack, TreeBatch};
+
+use super::clip::{clip_global_norm, global_norm};
+
+/// AdamW's settings.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AdamWOptions {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay of matrices. Norm weights are not decayed.
+    pub weight_decay: f64,
+}
+
+/// Burn's AdamW for the parameters of `model`, as they are identified now.
+pub fn adamw<M: Module>(model: &M, options: &AdamWOptions) -> ModuleOptimizer {
+    let config = AdamWConfig::new()
+        .with_beta_1(options.beta1 as f32)
+        .with_beta_2(options.beta2 as f32)
+        .with_epsilon(options.epsilon as f32);
+    let decayed = config
+        .clone()
+        .with_weight_decay(options.weight_decay as f32);
+    let mut vectors = Vectors(Vec::new());
+    model.visit(&mut vectors);
+    decayed.init().with_group(
+        ParamGroup::from_ids(vectors.0),
+        config.with_weight_decay(0.0).build(),
+        None,
+    )
+}
+
+/// Collects the parameters that are not matrices.
+struct Vectors(Vec<burn::module::ParamId>);
+
+impl ModuleVisitor for Vectors {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if D < 2 {
+            self.0.push(param.id);
+        }
+    }
+}
+
+/// What an optimizer step reports.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepOutcome {
+    /// Loss of the step before the update.
+    pub loss: f64,
+    /// Global norm of the gradients before clipping.
+    pub gradient_norm: f64,
+    /// Wall time in seconds.
+    pub seconds: f64,
+}
+
+/// A step that was not made; the model is unchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Error)]
+pub enum StepError {
+    /// The loss or the gradients overflowed or are undefined.
+    #[error("the loss is {loss} and the gradients' norm {gradient_norm}: no step was made")]
+    NotFinite {
+        /// Loss of the step.
+        loss: f64,
+        /// Global norm of the gradients.
+        gradient_norm: f64,
+    },
+}
+
+/// A model in training with its optimizer.
+#[derive(Clone)]
+pub struct Trainer<M> {
+    /// The model, on an autodiff device.
+    pub model: M,
+    /// Its optimizer.
+    pub optimizer: ModuleOptimizer,
+    /// Largest global norm of the gradients; not clipped if `None`.
+    pub max_gradient_norm: Option<f64>,
+    /// The device of the model.
+    pub device: Device,
+}
+
+impl<M: Module + TreeModel> Trainer<M> {
+    /// Makes one optimizer step on the packs that [`tree_pack`] planned for it. Their weights
+    /// contain the denominator of the whole step, so losses and gradients of the packs are added.
+    ///
+    /// # Errors
+    /// [`StepError`] if the loss or the gradients are not finite.
+    pub fn step(
+        &mut self,
+        packs: &[Pack],
+        learning_rate: ModuleLearningRate,
+    ) -> Result<StepOutcome, StepError> {
+        let start = Instant::now();
+        let (loss, gradients) = gradients(&self.model, packs, &self.device);
+        let gradient_norm = global_norm(&self.model, &gradients);
+        if !loss.is_finite() || !gradient_norm.is_finite() {
+            return Err(StepError::NotFinite {
+                loss,
+                gradient_norm,
+            });
+        }
+        let gradients = match self.max_gradient_norm {
+            Some(max) => clip_global_norm(&self.model, gradients, gradient_norm, max),
+            None => gradients,
+        };
+        self.model = self
+            .optimizer
+            .step(learning_rate, self.model.clone(), gradients);
+        let _ = self.device.sync();
+        Ok(StepOutcome {
+            loss,
+            gradient_norm,
+            seconds: start.elapsed().as_secs_f64(),
+        })
+    }
+}
+
+/// Loss and gradients of one optimizer step, pack by pack.
+pub fn gradients<M: Module + TreeModel>(
+    model: &M,
+    packs: &[Pack],
+    device: &Device,
+) -> (f64, GradientsParams) {
+    let mut accumulator = GradientsAccumulator::new();
+    let mut losses = Vec::with_capacity(packs.len());
+    for pack in packs {
+        let loss = loss_of_pack(model, pack, device);
+        losses.push(loss.clone().inner());
+        accumulator.accumulate(model, GradientsParams::from_grads(loss.backward(), model));
+    }
+    (sum_on_host(losses), accumulator.grads())
+}
+
+/// Loss of packs without gradients.
+pub fn evaluate<M: Module + TreeModel>(model: &M, packs: &[Pack], device: &Device) -> f64 {
+    let model = model.valid();
+    let device = device.clone().inner();
+    sum_on_host(
+        packs
+            .iter()
+            .map(|pack| loss_of_pack(&model, pack, &device))
+            .collect(),
+    )
+}
+
+/// The part of the step's loss that comes from one pack, `[1]`.
+pub fn loss_of_pack<M: TreeModel>(model: &M, pack: &Pack, device: &Device) -> Tensor<1> {
+    let batch = TreeBatch::new(std::slice::from_ref(pack), device);
+    let context = BlockContext::new(&batch);
+    let hidden = model.hidden_states(batch.tokens, &context);
+    let options = LmHeadOptions::default();
+    let log_probs = token_log_probs(hidden, model.head_weight(), &batch.occurrences, options);
+    sft_loss(log_probs.log_probs, &batch.occurrences)
+}
+
+fn sum_on_host(losses: Vec<Tensor<1>>) -> f64 {
+    losses
+        .into_iter()
+        .map(|loss| loss.into_scalar::<f64>())
+        .sum()
+}

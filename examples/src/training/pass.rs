@@ -1,0 +1,92 @@
+//! A way of making the steps of a run: its plan and its own model and optimizer.
+
+use burn::module::Module;
+use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn_tree_train::{ModelCost, StepBound, StepCounts, TreeModel};
+use thiserror::Error;
+use tree_pack::PackError;
+
+use super::metrics::{ComparisonRecord, PassRecord, StepRecord};
+use super::optimizer_step::{StepError, Trainer};
+use super::plan::{Sharing, StepPlan};
+
+/// A step that could not be made.
+#[derive(Debug, Error)]
+pub enum PassError {
+    /// Its trajectories cannot be packed.
+    #[error(transparent)]
+    Pack(#[from] PackError),
+    /// Its numbers are not finite.
+    #[error("step {step}: {error}", step = step + 1)]
+    Step {
+        /// The step, counted from 0.
+        step: usize,
+        /// What went wrong.
+        error: StepError,
+    },
+}
+
+/// A plan and the trainer that follows it.
+pub struct Pass<'a, M> {
+    /// The model, its optimizer and their device.
+    pub trainer: Trainer<M>,
+    plan: StepPlan<'a>,
+    cost: ModelCost,
+}
+
+impl<'a, M: Module + TreeModel> Pass<'a, M> {
+    /// A pass over the steps of `plan`, whose FLOPs are counted with `cost`.
+    pub fn new(plan: StepPlan<'a>, trainer: Trainer<M>, cost: ModelCost) -> Self {
+        Self {
+            trainer,
+            plan,
+            cost,
+        }
+    }
+
+    /// Whether it shares prefixes.
+    pub fn sharing(&self) -> Sharing {
+        self.plan.sharing()
+    }
+
+    /// Packs and makes step `step`, counted from 0. Packing is not part of the measured time: it
+    /// takes milliseconds and can be done while the step before is computed.
+    ///
+    /// # Errors
+    /// [`PassError`]; the model is then unchanged.
+    pub fn step(
+        &mut self,
+        step: usize,
+        learning_rate: ModuleLearningRate,
+    ) -> Result<PassRecord, PassError> {
+        let packed = self.plan.packs(step)?;
+        let outcome = self
+            .trainer
+            .step(&packed.packs, learning_rate)
+            .map_err(|error| PassError::Step { step, error })?;
+        let counts = StepCounts::of_packs(&packed.packs);
+        Ok(PassRecord {
+            loss: outcome.loss,
+            gradient_norm: outcome.gradient_norm,
+            seconds: outcome.seconds,
+            packs: packed.packs.len(),
+            tokens: counts.tokens,
+            visible_pairs: counts.visible_pairs,
+            projected_rows: counts.projected_rows,
+            predictions: counts.predictions,
+            flops: self.cost.step_flops(&counts),
+        })
+    }
+}
+
+/// Compares the two passes of a step; `None` if it was made one way only.
+pub fn compare(record: &StepRecord, cost: &ModelCost) -> Option<ComparisonRecord> {
+    let (tree, flat) = (record.tree?, record.flat?);
+    let bound = StepBound::new(cost, &tree.counts(), &flat.counts())?;
+    Some(ComparisonRecord {
+        relative_loss_deviation: (tree.loss - flat.loss).abs() / flat.loss.abs(),
+        speedup: flat.seconds / tree.seconds,
+        token_bound: bound.token_bound,
+        step_bound: bound.step_bound,
+    })
+}
