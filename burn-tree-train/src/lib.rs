@@ -14,6 +14,8 @@ mod model;
 mod ops;
 mod precision;
 mod primitive;
+mod router_loss;
+mod shadow;
 mod step_bound;
 
 pub use gather_rows::{GatherPlan, gather_rows};
@@ -24,4 +26,6 @@ pub use lm_head::{
 pub use loss::sft_loss;
 pub use model::{BlockContext, BlockOutputs, BlockPast, RouterOutput, TreeModel};
 pub use ops::TreeTrainOps;
+pub use router_loss::{RouterLoad, load_balancing_loss};
+pub use shadow::{shadow, widen_gradients};
 pub use step_bound::{ModelCost, StepBound, StepCounts};

@@ -1,4 +1,5 @@
 //! Qwen3-family models in Burn, and the machinery of the programs that train them on trees.
 
+pub mod lora;
 pub mod qwen3;
 pub mod training;

@@ -36,6 +36,12 @@ impl HfTensor {
         (self.read)(dtype)
     }
 
+    /// The transpose of `tensor`, as linear layers are stored.
+    pub(crate) fn transposed(key: String, tensor: Tensor<2>) -> Self {
+        let [input, output] = tensor.dims();
+        Self::new(key, tensor, Tensor::transpose, vec![output, input])
+    }
+
     fn new<const D: usize>(
         key: String,
         tensor: Tensor<D>,
@@ -143,14 +149,8 @@ impl<S: Select> ModuleVisitor for Collector<S> {
         {
             Some(prefix) => self.push_experts(prefix, tensor.reshape([dims[0], dims[1], dims[2]])),
             None if key.ends_with("_proj.weight") || key.ends_with("mlp.gate.weight") => {
-                let tensor: Tensor<2> = tensor.reshape([dims[0], dims[1]]);
-                let shape = vec![dims[1], dims[0]];
-                self.tensors.push(HfTensor::new(
-                    key,
-                    tensor,
-                    |tensor| tensor.transpose(),
-                    shape,
-                ));
+                let tensor = tensor.reshape([dims[0], dims[1]]);
+                self.tensors.push(HfTensor::transposed(key, tensor));
             }
             None => {
                 let flat = |tensor: Tensor<D>| {

@@ -11,6 +11,7 @@ use safetensors::{Dtype, SafeTensorError};
 
 pub use export::{HfTensor, hf_gradients, hf_parameters};
 pub use save::SaveOptions;
+pub(crate) use save::write_adapter;
 
 use super::{ConfigError, Qwen3Config};
 

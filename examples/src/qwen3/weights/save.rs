@@ -53,7 +53,7 @@ impl Qwen3 {
 }
 
 /// Lets `write` fill a new folder, which becomes `folder` if all went well.
-pub(crate) fn write_folder(
+fn write_folder(
     folder: &Path,
     write: impl FnOnce(&Path) -> Result<(), WeightsError>,
 ) -> Result<(), WeightsError> {
@@ -84,8 +84,25 @@ pub(crate) fn write_folder(
     std::fs::rename(&filled, folder).map_err(io(folder))
 }
 
+/// Writes a PEFT folder.
+pub(crate) fn write_adapter(
+    folder: &Path,
+    factors: Vec<HfTensor>,
+    dtype: FloatDType,
+    config: &Value,
+) -> Result<(), WeightsError> {
+    write_folder(folder, |folder| {
+        let views = factors
+            .into_iter()
+            .map(|factor| StoredView::new(factor, Some(dtype)))
+            .collect();
+        write_views(&folder.join("adapter_model.safetensors"), views)?;
+        write_json(&folder.join("adapter_config.json"), config)
+    })
+}
+
 /// Writes pretty-printed JSON.
-pub(crate) fn write_json(path: &Path, json: &Value) -> Result<(), WeightsError> {
+fn write_json(path: &Path, json: &Value) -> Result<(), WeightsError> {
     let text = serde_json::to_string_pretty(json).expect("JSON values can be printed");
     std::fs::write(path, text + "\n").map_err(io(path))
 }
@@ -130,7 +147,7 @@ fn write_tensors(
 }
 
 /// Writes one file; values are fetched one tensor at a time.
-pub(crate) fn write_views(path: &Path, views: Vec<StoredView>) -> Result<(), WeightsError> {
+fn write_views(path: &Path, views: Vec<StoredView>) -> Result<(), WeightsError> {
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let named = views
         .into_iter()
@@ -144,13 +161,13 @@ pub(crate) fn write_views(path: &Path, views: Vec<StoredView>) -> Result<(), Wei
 }
 
 /// A tensor on its way into a file.
-pub(crate) struct StoredView {
+struct StoredView {
     tensor: HfTensor,
     dtype: FloatDType,
 }
 
 impl StoredView {
-    pub(crate) fn new(tensor: HfTensor, dtype: Option<FloatDType>) -> Self {
+    fn new(tensor: HfTensor, dtype: Option<FloatDType>) -> Self {
         Self {
             dtype: dtype.unwrap_or_else(|| tensor.dtype().into()),
             tensor,
