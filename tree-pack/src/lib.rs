@@ -1,4 +1,48 @@
 //! Trajectories that share prefixes, merged into prefix trees and packed for tree training.
+//!
+//! Training sequences of one task often begin alike: samples of one prompt, branches of a search,
+//! turns of an agent whose context is rewritten. Here they become prefix trees whose tokens are
+//! each computed once, while every original prediction keeps its place in the loss.
+//!
+//! ```text
+//! JSON lines -> Trajectory -> PrefixForest -> PackedStep { packs: [TreeLayout + Occurrences] }
+//!            reader        forest         packing                             -> TreeBatch
+//!                                                                          batch (feature `burn`)
+//! ```
+//!
+//! * [`read_trajectories`] streams token ids with loss masks; the module `text` (feature `text`)
+//!   makes them from messages.
+//! * [`build_forests`] merges the trajectories of each task; [`flat_forests`] leaves them separate,
+//!   for the baseline. [`TreeStats`] tells what there is to gain.
+//! * [`StepPlanner`] assigns tasks to optimizer steps, [`pack_step`] trees to packs, under an
+//!   [`Objective`], an [`Aggregation`] and a [`LossForm`].
+//! * A [`PackedStep`] can be saved, and its packs become tensors (feature `burn`).
+//!
+//! ```
+//! use std::num::NonZeroUsize;
+//! use tree_pack::{PackOptions, StepPlanner, Trajectory, TreeStats, build_forests, pack_step};
+//!
+//! let mut data = Vec::new();
+//! for (task, prompt) in [("a", [1, 2]), ("b", [3, 4])] {
+//!     for answer in [5, 6, 7] {
+//!         let tokens = prompt.into_iter().chain([answer]).collect();
+//!         data.push(Trajectory::new(task, "sample", tokens, vec![false, false, true]));
+//!     }
+//! }
+//! let forests = build_forests(&data)?;
+//! let stats = TreeStats::of_all(&forests, &data);
+//! assert_eq!((stats.tokens, stats.unique_tokens), (18, 10));
+//!
+//! let planner = StepPlanner { seed: Some(0), tasks_per_step: NonZeroUsize::new(2).unwrap() };
+//! for tasks in planner.plan(forests.len(), 0) {
+//!     let forests: Vec<_> = tasks.into_iter().map(|task| &forests[task]).collect();
+//!     let step = pack_step(&data, &forests, &PackOptions::new(5))?;
+//!     // Two packs of one tree each, whose losses add up to the mean of six predictions.
+//!     assert_eq!(step.packs.len(), 2);
+//!     assert_eq!(step.packs[0].occurrences.weights, [1.0 / 6.0; 3]);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #[cfg(feature = "burn")]
 mod batch;

@@ -218,6 +218,10 @@ proptest! {
         }
         let expected = reference::prefixes(&trajectories);
         prop_assert_eq!(rows, expected.len());
+        // No two packs fit into one.
+        let mut sizes: Vec<usize> = step.packs.iter().map(|pack| pack.layout.len()).collect();
+        sizes.sort_unstable();
+        prop_assert!(sizes.len() < 2 || sizes[0] + sizes[1] > options.token_budget);
         prop_assert_eq!(trees, expected.keys().filter(|(_, path)| path.len() == 1).count());
     }
 }

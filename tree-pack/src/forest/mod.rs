@@ -89,6 +89,16 @@ pub enum ForestError {
         #[source]
         error: Box<FieldError>,
     },
+    /// Trajectories given as those of one task are not.
+    #[error("trajectory 0 is of task {task_id:?}, but trajectory {index} of {other_task_id:?}")]
+    SeveralTasks {
+        /// The task of the first trajectory.
+        task_id: String,
+        /// Index of the first one of another task.
+        index: usize,
+        /// The other task.
+        other_task_id: String,
+    },
     /// A task has more rows, or the data set more trajectories, than fit an index.
     #[error("task {task_id:?}: {count} {what}, at most {MAX_ROWS} are supported")]
     TooLarge {
@@ -135,13 +145,7 @@ fn each_task(
     trajectories: &[Trajectory],
     build: impl Fn(Vec<u32>) -> Result<PrefixForest, ForestError> + Sync + Send,
 ) -> Result<Vec<PrefixForest>, ForestError> {
-    if trajectories.len() > MAX_ROWS {
-        return Err(ForestError::TooLarge {
-            task_id: trajectories[0].task_id.clone(),
-            what: "trajectories",
-            count: trajectories.len(),
-        });
-    }
+    check_count(trajectories)?;
     let mut task_indices = FxHashMap::default();
     let mut tasks: Vec<Vec<u32>> = Vec::new();
     for (index, trajectory) in trajectories.iter().enumerate() {
@@ -159,11 +163,23 @@ fn each_task(
 }
 
 impl PrefixForest {
-    /// The forest of trajectories that all belong to one task (that of the first).
+    /// The forest of trajectories that all belong to one task.
     ///
     /// # Errors
     /// [`ForestError`].
     pub fn build(trajectories: &[Trajectory]) -> Result<Self, ForestError> {
+        check_count(trajectories)?;
+        let first = trajectories.first().map(|first| &first.task_id);
+        if let Some(index) = trajectories
+            .iter()
+            .position(|own| Some(&own.task_id) != first)
+        {
+            return Err(ForestError::SeveralTasks {
+                task_id: trajectories[0].task_id.clone(),
+                index,
+                other_task_id: trajectories[index].task_id.clone(),
+            });
+        }
         Self::merge(trajectories, (0..trajectories.len() as u32).collect())
     }
 
@@ -354,6 +370,17 @@ impl PrefixForest {
         }
         Ok(builder.finish(task_id, task))
     }
+}
+
+fn check_count(trajectories: &[Trajectory]) -> Result<(), ForestError> {
+    if trajectories.len() > MAX_ROWS {
+        return Err(ForestError::TooLarge {
+            task_id: trajectories[0].task_id.clone(),
+            what: "trajectories",
+            count: trajectories.len(),
+        });
+    }
+    Ok(())
 }
 
 fn check_rows(task_id: &str, count: usize) -> Result<(), ForestError> {
