@@ -62,6 +62,7 @@ mod step;
 #[cfg(feature = "text")]
 pub mod text;
 mod trajectory;
+mod writer;
 
 #[cfg(feature = "burn")]
 pub use batch::{OccurrenceBatch, TreeBatch, TreeBatcher};
@@ -80,3 +81,4 @@ pub use reader::{ReadError, TrajectoryReader, load_trajectories, read_trajectori
 pub use stats::{ActiveOverLength, TreeStats};
 pub use step::StepPlanner;
 pub use trajectory::{Advantage, FieldError, MAX_TOKEN_ID, Trajectory};
+pub use writer::write_trajectory;
