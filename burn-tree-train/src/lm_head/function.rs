@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, TensorData};
 use tree_pack::OccurrenceBatch;
 
 use super::{LmHeadError, LmHeadPlan};
 use crate::TreeTrainOps;
+use crate::precision::{at_least_f32, product_dtype};
 
 /// Logits alive at once if [`LmHeadOptions::chunk_rows`] is not given: 64 MiB in f32.
 const DEFAULT_CHUNK_LOGITS: usize = 1 << 24;
@@ -93,8 +94,14 @@ pub fn try_token_log_probs(
         chunk_rows,
     )?);
     if plan.occurrences() == 0 {
-        // Nothing is predicted; the graph is kept so that a backward pass finds its way.
-        let none = hidden.reshape([hidden_rows * hidden_size]).slice([0..0]);
+        // Nothing is predicted, but a backward pass must find its way: an empty selection is part
+        // of the graph, while Burn makes a new tensor of an empty slice.
+        let nothing = Tensor::from_data(TensorData::new(Vec::<i32>::new(), [0]), &hidden.device());
+        let dtype = at_least_f32(product_dtype(hidden.dtype(), head_weight.dtype()).into());
+        let none = hidden
+            .reshape([hidden_rows * hidden_size])
+            .cast(dtype)
+            .select(0, nothing);
         return Ok(TokenLogProbs {
             entropy: options.entropy.then(|| none.clone().detach()),
             log_probs: none,
