@@ -1,1 +1,15 @@
-//! placeholder
+//! What the cross-crate tests share: the device under test, random forests, the fixtures of
+//! reference models, runs of a step packed and separate, and oracles in plain loops.
+
+pub mod attention;
+pub mod device;
+pub mod equality;
+pub mod fixture;
+pub mod forest;
+pub mod models;
+pub mod numbers;
+pub mod oracle;
+pub mod packing;
+pub mod policy;
+pub mod step;
+pub mod tensors;

@@ -1,0 +1,124 @@
+//! A step of a model on packed trees against the same step on separate sequences.
+
+use burn::tensor::{DType, Device};
+use burn_tree_train::sft_loss;
+use proptest::prelude::*;
+use tree_pack::{Aggregation, LossForm, Objective, Trajectory};
+use tree_training_examples::qwen3::Qwen3;
+
+use crate::oracle::loss::prediction_weights;
+use crate::packing::Packing;
+use crate::step::{Batching, check_predictions, packed_step, separate_step};
+use crate::tensors::{NamedTensors, Tolerance};
+
+/// Every pair of objective and aggregation.
+pub const LOSSES: [(Objective, Aggregation); 8] = [
+    (Objective::PerPath, Aggregation::Sum),
+    (Objective::PerPath, Aggregation::SepAvg),
+    (Objective::PerPath, Aggregation::TrajectoryMean),
+    (Objective::PerOccurrence, Aggregation::TokenMean),
+    (Objective::PerPath, Aggregation::WeightedTokenMean),
+    (Objective::PerOccurrence, Aggregation::Constant(7.0)),
+    (Objective::Unique, Aggregation::UniqueMean),
+    (Objective::Unique, Aggregation::Sum),
+];
+
+/// How a step is run.
+#[derive(Clone, Debug)]
+pub struct StepSetup {
+    /// Budget and padding.
+    pub packing: Packing,
+    /// Batches of one, or one batch.
+    pub batching: Batching,
+    /// What is minimised.
+    pub loss: (Objective, Aggregation),
+    /// Whether occurrences of a row and target are merged.
+    pub merged: bool,
+    /// Seed of the weights.
+    pub seed: u64,
+}
+
+/// Random ways to run a step.
+pub fn step_setups() -> impl Strategy<Value = StepSetup> {
+    let batching = prop_oneof![Just(Batching::OneByOne), Just(Batching::Together)];
+    let loss = (0..LOSSES.len()).prop_map(|index| LOSSES[index]);
+    // Flat forests, the unshared baseline, must pass through the same code.
+    let packing = (Packing::strategy(), prop::bool::weighted(0.85))
+        .prop_map(|(packing, shared)| Packing { shared, ..packing });
+    (packing, batching, loss, any::<bool>(), any::<u64>()).prop_map(
+        |(packing, batching, loss, merged, seed)| StepSetup {
+            packing,
+            batching,
+            loss,
+            merged,
+            seed,
+        },
+    )
+}
+
+/// Bars of log-probabilities and of gradients (relative L2 norm of the worst tensor).
+///
+/// In f32 the project's bars. In f64 the sums of this size have rounding errors of 1e-14.
+pub fn bars(dtype: DType) -> (f64, Tolerance) {
+    let (log_prob, relative) = match dtype {
+        DType::F64 => (1e-10, 1e-10),
+        _ => (1e-5, 1e-4),
+    };
+    (
+        log_prob,
+        Tolerance {
+            relative,
+            floor: 1e-3,
+            exact_zeros: false,
+        },
+    )
+}
+
+/// Compares loss, log-probabilities and gradients of a packed step with those of the separate
+/// sequences.
+///
+/// # Errors
+/// The first difference.
+pub fn compare_step(
+    model: &Qwen3,
+    trajectories: &[Trajectory],
+    setup: &StepSetup,
+    dtype: DType,
+    device: &Device,
+) -> Result<(), String> {
+    let (objective, aggregation) = setup.loss;
+    let weights = prediction_weights(trajectories, objective, aggregation);
+    let expected = separate_step(model, trajectories, &weights, dtype, device);
+
+    // Unmerged, every prediction is there to be compared; a loss of whole trajectories is not
+    // defined for unique tokens.
+    let merged = setup.merged || objective == Objective::Unique;
+    let form = if merged {
+        LossForm::LogLikelihood
+    } else {
+        LossForm::PerTrajectory
+    };
+    let objective = if merged {
+        objective
+    } else {
+        Objective::PerOccurrence
+    };
+    let packed = setup
+        .packing
+        .pack_for(trajectories, objective, aggregation, form);
+    let found = packed_step(model, &packed, setup.batching, dtype, device, sft_loss);
+
+    let (log_prob, gradient) = bars(dtype);
+    if !merged {
+        check_predictions(&found.predictions, &expected.predictions, log_prob)?;
+    }
+    // A sum of terms that are each that exact.
+    let difference = (found.loss - expected.loss).abs();
+    if difference.is_nan() || difference > log_prob * (1.0 + expected.loss) {
+        return Err(format!("loss {} expected {}", found.loss, expected.loss));
+    }
+    let found = NamedTensors::gradients(model, &found.gradients);
+    let expected = NamedTensors::gradients(model, &expected.gradients);
+    found.check(&expected, gradient)?;
+    found.check_untouched_rows(&expected)
+}

@@ -1,0 +1,475 @@
+//! Values recorded from reference models: log-probabilities, losses, gradients, and the loss after
+//! a step of gradient descent. One test for each model, case and way of running it.
+//!
+//! `TREE_FIXTURES` names another folder of the same format. A model whose architecture the project
+//! does not have is listed as ignored, with the reason.
+
+use std::collections::BTreeMap;
+
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_tree_train::sft_loss;
+use libtest_mimic::{Arguments, Failed, Trial};
+use tree_pack::{Aggregation, LossForm, Objective, OccurrenceBatch, Trajectory};
+use tree_training_examples::qwen3::weights::hf_gradients;
+use tree_training_examples::qwen3::{ConfigError, Qwen3, Qwen3Config};
+use tree_training_tests::device::{autodiff_device, device_name};
+use tree_training_tests::fixture::{
+    ATTENTION_TOLERANCES, Case, Counts, ModelFolder, PolicyObjective, Tolerances,
+};
+use tree_training_tests::oracle::loss::prediction_weights;
+use tree_training_tests::packing::Packing;
+use tree_training_tests::policy::{PolicyInputs, PolicyLoss, column};
+use tree_training_tests::step::{
+    Batching, Prediction, Step, packed_step, separate_step, separate_step_with,
+};
+use tree_training_tests::tensors::{HostTensor, NamedTensors, Tolerance};
+
+/// The fixtures are f32 values.
+const DTYPE: DType = DType::F32;
+
+/// Name of the policy loss; the others are supervised.
+const POLICY: &str = "grpo";
+
+/// A way to run the trajectories of a case.
+#[derive(Clone, Copy, Debug)]
+enum Run {
+    /// Each alone, without any packing.
+    Alone,
+    /// Packed; even and odd trajectories may be two tasks, which share nothing with each other.
+    Packed {
+        packing: Packing,
+        two_tasks: bool,
+        batching: Batching,
+    },
+}
+
+const RUNS: [(&str, Run); 5] = [
+    ("alone", Run::Alone),
+    (
+        "packed",
+        Run::Packed {
+            packing: Packing::ONE_PACK,
+            two_tasks: false,
+            batching: Batching::OneByOne,
+        },
+    ),
+    (
+        "flat_in_small_packs",
+        Run::Packed {
+            packing: Packing {
+                shared: false,
+                ..Packing::SMALL_PACKS
+            },
+            two_tasks: false,
+            batching: Batching::OneByOne,
+        },
+    ),
+    (
+        "two_tasks_in_two_packs",
+        Run::Packed {
+            packing: Packing::SMALL_PACKS,
+            two_tasks: true,
+            batching: Batching::OneByOne,
+        },
+    ),
+    (
+        "two_tasks_in_one_padded_batch",
+        Run::Packed {
+            packing: Packing {
+                multiple: 48,
+                ..Packing::SMALL_PACKS
+            },
+            two_tasks: true,
+            batching: Batching::Together,
+        },
+    ),
+];
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let trials = ModelFolder::all()
+        .into_iter()
+        .flat_map(trials_of_model)
+        .collect();
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn trials_of_model(model: ModelFolder) -> Vec<Trial> {
+    let config = match Qwen3Config::from_file(&model.path) {
+        Ok(config) => config,
+        Err(error @ ConfigError::Unsupported { .. }) => {
+            let name = format!("{} is not supported: {error}", model.name);
+            return vec![Trial::test(name, || Ok(())).with_ignored_flag(true)];
+        }
+        Err(error) => {
+            let fail = move || Err(Failed::from(error.to_string()));
+            return vec![Trial::test(format!("{}: config.json", model.name), fail)];
+        }
+    };
+    let mut trials = Vec::new();
+    for case in &model.cases {
+        for (name, run) in RUNS {
+            let (model, config, case) = (model.clone(), config.clone(), case.clone());
+            let name = format!("{}::{case}::{name}", model.name);
+            trials.push(Trial::test(name, move || {
+                Check::new(&model, &config, &case, run).and_then(|check| check.all())?;
+                Ok(())
+            }));
+        }
+    }
+    trials
+}
+
+struct Check {
+    folder: ModelFolder,
+    case_name: String,
+    case: Case,
+    run: Run,
+    trajectories: Vec<Trajectory>,
+    model: Qwen3,
+    device: Device,
+    tolerances: Tolerances,
+}
+
+impl Check {
+    fn new(
+        folder: &ModelFolder,
+        config: &Qwen3Config,
+        case_name: &str,
+        run: Run,
+    ) -> Result<Self, String> {
+        let device = autodiff_device();
+        let case = folder.case(case_name);
+        let two_tasks = matches!(
+            run,
+            Run::Packed {
+                two_tasks: true,
+                ..
+            }
+        );
+        let trajectories = case.trajectories(|index| match two_tasks {
+            true => format!("task-{}", index % 2),
+            false => "task".to_owned(),
+        });
+        let model = Qwen3::load_weights(config, &folder.path, FloatDType::from(DTYPE), &device)
+            .map_err(|error| error.to_string())?;
+        Ok(Self {
+            folder: folder.clone(),
+            case_name: case_name.to_owned(),
+            case,
+            run,
+            trajectories,
+            model,
+            device,
+            tolerances: ATTENTION_TOLERANCES,
+        })
+    }
+
+    fn all(&self) -> Result<(), String> {
+        self.counts()?;
+        self.log_probs()?;
+        self.losses()?;
+        self.gradients_and_step()
+    }
+
+    fn counts(&self) -> Result<(), String> {
+        let Run::Packed {
+            packing,
+            two_tasks: false,
+            ..
+        } = self.run
+        else {
+            return Ok(());
+        };
+        let totals = packing
+            .pack(
+                &self.trajectories,
+                Objective::PerOccurrence,
+                Aggregation::Sum,
+            )
+            .totals;
+        let found = Counts {
+            flat_tokens: totals.tokens as usize,
+            unique_tokens: totals.unique_tokens as usize,
+            trained_occurrences: totals.trained_tokens as usize,
+            trained_unique: totals.unique_trained_tokens as usize,
+        };
+        let expected = self.case.expected.counts;
+        ensure(found == expected, || {
+            format!("counts {found:?}, expected {expected:?}")
+        })
+    }
+
+    /// Every prediction, also the untrained ones.
+    fn log_probs(&self) -> Result<(), String> {
+        let mut trajectories = self.trajectories.clone();
+        for trajectory in &mut trajectories {
+            trajectory.loss_mask.fill(true);
+        }
+        let step = self.supervised(
+            &self.model,
+            &trajectories,
+            Objective::PerOccurrence,
+            Aggregation::Sum,
+            LossForm::PerTrajectory,
+        );
+        let logp = &self.case.expected.logp;
+        let expected: Vec<Prediction> = (0..logp.len())
+            .flat_map(|trajectory| {
+                let values = logp[trajectory].iter().zip(1..);
+                values.map(move |(&log_prob, token)| Prediction {
+                    trajectory,
+                    token,
+                    log_prob,
+                })
+            })
+            .collect();
+        let tolerance = self.tolerances.log_prob;
+        tree_training_tests::step::check_predictions(&step.predictions, &expected, tolerance)
+            .map_err(|error| format!("log-probability of {error}"))?;
+        Ok(())
+    }
+
+    fn losses(&self) -> Result<(), String> {
+        let mut compared = 0;
+        for name in self.case.expected.losses.keys() {
+            if name.starts_with(POLICY) {
+                continue;
+            }
+            let (objectives, aggregation): (&[Objective], _) = match name.as_str() {
+                "sep_avg" => (&SHARED_WEIGHTS, Aggregation::SepAvg),
+                "sep_avg_tokenmean" => (&SHARED_WEIGHTS, Aggregation::TrajectoryMean),
+                "token_mean" => (&SHARED_WEIGHTS, Aggregation::TokenMean),
+                "weighted_token_mean" => (&SHARED_WEIGHTS, Aggregation::WeightedTokenMean),
+                "unique" if self.counts_unique() => (&[Objective::Unique], Aggregation::UniqueMean),
+                // Two tasks count a token that they have in common twice.
+                "unique" => continue,
+                other => return Err(format!("the loss {other} is not known")),
+            };
+            for &objective in objectives {
+                let loss = self.supervised(
+                    &self.model,
+                    &self.trajectories,
+                    objective,
+                    aggregation,
+                    LossForm::LogLikelihood,
+                );
+                self.check_loss(name, loss.loss)?;
+            }
+            compared += 1;
+        }
+        if let Some(objective) = self.case.objective {
+            let (_, parts) = self.policy(&self.model, objective);
+            for (name, value) in parts {
+                self.check_loss(name, value)?;
+            }
+        }
+        ensure(compared >= 3, || {
+            format!("only {compared} losses were compared")
+        })
+    }
+
+    fn counts_unique(&self) -> bool {
+        !matches!(
+            self.run,
+            Run::Packed {
+                two_tasks: true,
+                ..
+            }
+        )
+    }
+
+    fn check_loss(&self, name: &str, found: f64) -> Result<(), String> {
+        let expected = *self
+            .case
+            .expected
+            .losses
+            .get(name)
+            .ok_or_else(|| format!("the case has no loss {name}"))?;
+        let allowed = self.tolerances.loss * (1.0 + expected.abs());
+        ensure((found - expected).abs() <= allowed, || {
+            format!("loss {name} {found}, expected {expected}")
+        })
+    }
+
+    fn gradients_and_step(&self) -> Result<(), String> {
+        let expected = &self.case.expected;
+        let step = self.trained_loss(&self.model)?;
+        let recorded = self.folder.gradients(&self.case_name);
+        let gradients = self.in_file_layout(&step.gradients, &recorded)?;
+        let tolerance = Tolerance {
+            relative: self.tolerances.gradient,
+            floor: 0.0,
+            // Experts that got no token.
+            exact_zeros: true,
+        };
+        let norm = (recorded.norm() - expected.grad_norm).abs() / expected.grad_norm;
+        ensure(norm < 1e-6, || {
+            "the recorded gradients do not have the recorded norm".to_owned()
+        })?;
+        gradients
+            .check(&recorded, tolerance)
+            .map_err(|error| format!("gradients: {error}"))?;
+
+        ensure(expected.sgd.loss == expected.grad_loss, || {
+            "another loss after the step".into()
+        })?;
+        let model =
+            SgdConfig::new()
+                .init()
+                .step(expected.sgd.lr, self.model.clone(), step.gradients);
+        let after = self.trained_loss(&model)?.loss;
+        let difference = (after - expected.sgd.after).abs();
+        ensure(difference <= self.tolerances.after_step, || {
+            format!(
+                "loss after the step {after}, expected {}",
+                expected.sgd.after
+            )
+        })
+    }
+
+    /// The loss whose gradients were recorded.
+    fn trained_loss(&self, model: &Qwen3) -> Result<Step, String> {
+        match (self.case.expected.grad_loss.as_str(), self.case.objective) {
+            ("token_mean", _) => Ok(self.supervised(
+                model,
+                &self.trajectories,
+                Objective::PerPath,
+                Aggregation::TokenMean,
+                LossForm::LogLikelihood,
+            )),
+            (POLICY, Some(objective)) => Ok(self.policy(model, objective).0),
+            (other, _) => Err(format!("the gradients of {other} cannot be computed")),
+        }
+    }
+
+    fn supervised(
+        &self,
+        model: &Qwen3,
+        trajectories: &[Trajectory],
+        objective: Objective,
+        aggregation: Aggregation,
+        form: LossForm,
+    ) -> Step {
+        match self.run {
+            Run::Alone => {
+                let weights = prediction_weights(trajectories, objective, aggregation);
+                separate_step(model, trajectories, &weights, DTYPE, &self.device)
+            }
+            Run::Packed {
+                packing, batching, ..
+            } => {
+                let packed = packing.pack_for(trajectories, objective, aggregation, form);
+                packed_step(model, &packed, batching, DTYPE, &self.device, sft_loss)
+            }
+        }
+    }
+
+    /// The policy loss, and its parts by name.
+    fn policy(
+        &self,
+        model: &Qwen3,
+        objective: PolicyObjective,
+    ) -> (Step, BTreeMap<&'static str, f64>) {
+        let parts = std::cell::RefCell::new(BTreeMap::new());
+        let loss = |log_probs: Tensor<1>, inputs: PolicyInputs| {
+            let loss = PolicyLoss::new(log_probs, &inputs, objective);
+            let scalar = |tensor: &Tensor<1>| tree_training_tests::step::read(tensor)[0];
+            let mut parts = parts.borrow_mut();
+            *parts.entry("grpo").or_insert(0.0) += scalar(&loss.total(objective));
+            *parts.entry("grpo_pg").or_insert(0.0) += scalar(&loss.surrogate);
+            *parts.entry("grpo_k3").or_insert(0.0) += scalar(&loss.divergence);
+            *parts.entry("grpo_clip_frac").or_insert(0.0) += loss.clipped;
+            loss.total(objective)
+        };
+        let (per_occurrence, mean) = (Objective::PerOccurrence, Aggregation::TokenMean);
+        let step = match self.run {
+            Run::Alone => {
+                let weights = prediction_weights(&self.trajectories, per_occurrence, mean);
+                separate_step_with(model, &self.trajectories, &self.device, |index| {
+                    let trajectory = &self.trajectories[index];
+                    let tokens: Vec<usize> = (1..trajectory.len())
+                        .filter(|&t| trajectory.is_trained(t))
+                        .collect();
+                    let values = |value: &dyn Fn(usize) -> f64| {
+                        column(
+                            tokens.iter().map(|&t| value(t)).collect(),
+                            DTYPE,
+                            &self.device,
+                        )
+                    };
+                    let input = |value: Option<f32>| f64::from(value.expect("an input"));
+                    let inputs = PolicyInputs {
+                        advantages: values(&|t| input(trajectory.advantage_of(t))),
+                        old: values(&|t| input(trajectory.old_log_prob_of(t))),
+                        reference: values(&|t| input(trajectory.ref_log_prob_of(t))),
+                        weights: values(&|t| weights[index][t - 1]),
+                    };
+                    (tokens, |log_probs| loss(log_probs, inputs))
+                })
+            }
+            Run::Packed {
+                packing, batching, ..
+            } => {
+                let packed =
+                    packing.pack_for(&self.trajectories, per_occurrence, mean, LossForm::PerToken);
+                let loss = |log_probs: Tensor<1>, columns: &OccurrenceBatch| {
+                    let inputs = PolicyInputs {
+                        advantages: columns.advantages.clone().expect("advantages"),
+                        old: columns
+                            .old_log_probs
+                            .clone()
+                            .expect("old log-probabilities"),
+                        reference: columns.ref_log_probs.clone().expect("reference"),
+                        weights: columns.weights.clone(),
+                    };
+                    loss(log_probs, inputs)
+                };
+                packed_step(model, &packed, batching, DTYPE, &self.device, loss)
+            }
+        };
+        (step, parts.into_inner())
+    }
+
+    /// The gradients by key and in the layout of the weights' file, zero where there is none.
+    fn in_file_layout(
+        &self,
+        gradients: &GradientsParams,
+        recorded: &NamedTensors,
+    ) -> Result<NamedTensors, String> {
+        let zeros = |tensor: &HostTensor| HostTensor {
+            values: vec![0.0; tensor.values.len()],
+            ..tensor.clone()
+        };
+        let shapes = recorded
+            .0
+            .iter()
+            .map(|(key, tensor)| (key.clone(), zeros(tensor)));
+        let mut tensors: BTreeMap<_, _> = shapes.collect();
+        for tensor in hf_gradients(&self.model, gradients).map_err(|error| error.to_string())? {
+            let data = tensor.to_data(FloatDType::F64);
+            let values = data
+                .try_into_vec::<f64>()
+                .map_err(|error| error.to_string())?;
+            let host = HostTensor {
+                shape: tensor.shape().to_vec(),
+                values,
+            };
+            // A key that was not recorded is kept, and reported by the comparison.
+            tensors.insert(tensor.key().to_owned(), host);
+        }
+        Ok(NamedTensors(tensors))
+    }
+}
+
+/// Weights of both must be the same: merging equal occurrences changes nothing.
+const SHARED_WEIGHTS: [Objective; 2] = [Objective::PerPath, Objective::PerOccurrence];
+
+fn ensure(holds: bool, error: impl FnOnce() -> String) -> Result<(), String> {
+    if holds {
+        Ok(())
+    } else {
+        Err(format!("{} on {}", error(), device_name()))
+    }
+}

@@ -1,0 +1,9 @@
+//! Faults that other implementations of the same job had, each by name, and the example of the
+//! documentation. `tests/README.md` lists which test stands for which fault.
+
+mod golden;
+mod labels;
+mod loss;
+mod packing;
+mod sequences;
+mod visibility;

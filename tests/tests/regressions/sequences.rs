@@ -1,0 +1,224 @@
+//! Sequences of all kinds through a whole model: log-probabilities, losses and gradients equal
+//! those of the sequences alone.
+
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_tree_train::sft_loss;
+use tree_pack::{Aggregation, LossForm, Objective, Pack, Trajectory, TreeBatch};
+use tree_training_tests::device::{autodiff_device, test_dtypes};
+use tree_training_tests::equality::{LOSSES, StepSetup, compare_step};
+use tree_training_tests::models::{dense_config, moe_config, random_model};
+use tree_training_tests::oracle::loss::prediction_weights;
+use tree_training_tests::packing::Packing;
+use tree_training_tests::step::{
+    Batching, block_context, hidden_states, packed_step, separate_step,
+};
+use tree_training_tests::tensors::NamedTensors;
+
+const VOCABULARY: usize = 17;
+const END_OF_TEXT: u32 = 16;
+
+fn trajectory(tokens: &[u32]) -> Trajectory {
+    Trajectory::new("task", "rollout", tokens.to_vec(), vec![true; tokens.len()])
+}
+
+/// For every loss, packed in one row and in several padded ones.
+fn assert_packed_equals_separate(trajectories: &[Trajectory]) {
+    let device = autodiff_device();
+    let packings = [
+        (Packing::ONE_PACK, Batching::OneByOne),
+        (
+            Packing {
+                multiple: 32,
+                ..Packing::SMALL_PACKS
+            },
+            Batching::Together,
+        ),
+    ];
+    for dtype in test_dtypes() {
+        // Routers may tie in f32.
+        let configs = match dtype {
+            DType::F64 => vec![dense_config(VOCABULARY), moe_config(VOCABULARY)],
+            _ => vec![dense_config(VOCABULARY)],
+        };
+        for config in configs {
+            let model = random_model(&config, 11, dtype, &device);
+            for (packing, batching) in packings {
+                for (index, loss) in LOSSES.into_iter().enumerate() {
+                    let merged = index % 2 == 0;
+                    let setup = StepSetup {
+                        packing,
+                        batching,
+                        loss,
+                        merged,
+                        seed: 11,
+                    };
+                    compare_step(&model, trajectories, &setup, dtype, &device)
+                        .unwrap_or_else(|error| panic!("{dtype:?} {setup:?}: {error}"));
+                }
+            }
+        }
+    }
+}
+
+/// The end of a text is a target like others, and the row of an inner end predicts what follows in
+/// the other trajectories, never its own next token.
+#[test]
+fn end_of_text() {
+    assert_packed_equals_separate(&[
+        trajectory(&[1, 2, 3, END_OF_TEXT]),
+        trajectory(&[1, 2, END_OF_TEXT]),
+        trajectory(&[1, 2, 3, 4, END_OF_TEXT]),
+        // A text that goes on after an end, as in a conversation.
+        trajectory(&[1, 2, END_OF_TEXT, 5, END_OF_TEXT]),
+    ]);
+}
+
+/// The same target from one row in several trajectories, from different rows, and along a path.
+#[test]
+fn repeated_targets() {
+    assert_packed_equals_separate(&[
+        trajectory(&[1, 2, 2, 2, 3]),
+        trajectory(&[1, 2, 2, 3, 3]),
+        trajectory(&[1, 3, 2, 2, 3]),
+        trajectory(&[1, 2, 2, 2, 3]),
+    ]);
+}
+
+/// From one token to many.
+#[test]
+fn unequal_lengths() {
+    let long: Vec<u32> = (0..90).map(|t| t * t % 13).collect();
+    assert_packed_equals_separate(&[
+        trajectory(&long),
+        trajectory(&long[..1]),
+        trajectory(&long[..2]),
+        trajectory(&long[..45]),
+        trajectory(&[&long[..60], &[14, 14]].concat()),
+    ]);
+}
+
+/// Trees of several tasks and several trees of one task, which see nothing of each other, even
+/// where they hold the same tokens.
+#[test]
+fn several_trees() {
+    let mut trajectories: Vec<_> = [
+        &[1, 2, 3, 4][..],
+        &[1, 2, 5],
+        &[6, 2, 3, 4],
+        &[6, 2, 3],
+        &[1, 2, 3, 4],
+        &[7],
+    ]
+    .into_iter()
+    .map(trajectory)
+    .collect();
+    trajectories[4].task_id = "another".to_owned();
+    assert_packed_equals_separate(&trajectories);
+}
+
+/// Loss masks that leave prompts and single tokens out.
+#[test]
+fn masked_prompts() {
+    let mut trajectories = [
+        trajectory(&[1, 2, 3, 4, 5, 6]),
+        trajectory(&[1, 2, 3, 4, 7]),
+        trajectory(&[1, 2, 3, 8]),
+    ];
+    trajectories[0].loss_mask[..4].fill(false);
+    trajectories[1].loss_mask[..3].fill(false);
+    // Trained by this one only.
+    trajectories[2].loss_mask[..2].fill(false);
+    assert_packed_equals_separate(&trajectories);
+}
+
+/// Tokens of a prompt are not trained, but what follows depends on them.
+#[test]
+fn rows_of_masked_prompts_get_gradients() {
+    let device = autodiff_device();
+    let mut trajectories = [trajectory(&[1, 2, 3, 4, 5]), trajectory(&[1, 2, 3, 6, 7])];
+    for trajectory in &mut trajectories {
+        trajectory.loss_mask[..3].fill(false);
+    }
+    // A head of its own, so that the embedding gets gradients as an input only.
+    let config = dense_config(VOCABULARY);
+    assert!(!config.tie_word_embeddings);
+    let (objective, aggregation) = (Objective::PerPath, Aggregation::TokenMean);
+    for dtype in test_dtypes() {
+        let model = random_model(&config, 2, dtype, &device);
+        let form = LossForm::LogLikelihood;
+        let packed = Packing::ONE_PACK.pack_for(&trajectories, objective, aggregation, form);
+        let step = packed_step(
+            &model,
+            &packed,
+            Batching::OneByOne,
+            dtype,
+            &device,
+            sft_loss,
+        );
+        let weights = prediction_weights(&trajectories, objective, aggregation);
+        let separate = separate_step(&model, &trajectories, &weights, dtype, &device);
+        let embedding = |gradients| {
+            let gradients = NamedTensors::gradients(&model, gradients);
+            gradients.0["embed_tokens.weight"].clone()
+        };
+        let (found, expected) = (embedding(&step.gradients), embedding(&separate.gradients));
+        let size = config.hidden_size;
+        let norm = |values: &[f64]| values.iter().map(|value| value * value).sum::<f64>().sqrt();
+        for token in 0..VOCABULARY {
+            let rows = [&found, &expected].map(|table| &table.values[token * size..][..size]);
+            let difference: Vec<f64> = rows[0].iter().zip(rows[1]).map(|(a, b)| a - b).collect();
+            let expected = norm(rows[1]);
+            // The last tokens of the trajectories, 5 and 7, predict nothing.
+            let is_input = [1, 2, 3, 4, 6].contains(&token);
+            assert_eq!(expected > 1e-3, is_input, "token {token}: {expected}");
+            assert!(norm(&difference) <= 1e-4 * expected, "token {token}");
+        }
+    }
+}
+
+/// Padding in the middle of a batch changes nothing: not its hidden states, whatever its tokens.
+#[test]
+fn padding_is_inert() {
+    let device = autodiff_device();
+    let model = random_model(&dense_config(VOCABULARY), 2, DType::F32, &device);
+    let packing = Packing {
+        multiple: 16,
+        ..Packing::ONE_PACK
+    };
+    let trajectories = [trajectory(&[1, 2, 3]), trajectory(&[1, 2, 4])];
+    let pack = |packing: Packing| -> Pack {
+        packing
+            .pack(&trajectories, Objective::PerOccurrence, Aggregation::Sum)
+            .packs
+            .remove(0)
+    };
+    let hidden = |pack: &Pack, fill: i32| -> Vec<f32> {
+        let mut batch = TreeBatch::new(std::slice::from_ref(pack), &device);
+        let context = block_context(&batch, &device);
+        let padded = pack.padded_len - pack.layout.len();
+        if padded > 0 {
+            let tokens = TensorData::new(vec![fill; padded], [1, padded]);
+            let tokens = Tensor::from_data(tokens, &device);
+            let range = [0..1, pack.layout.len()..pack.padded_len];
+            batch.tokens = batch.tokens.slice_assign(range, tokens);
+        }
+        let hidden = hidden_states(&model, batch.tokens, &context);
+        hidden
+            .slice([0..1, 0..pack.layout.len()])
+            .into_data()
+            .try_into_vec()
+            .expect("f32")
+    };
+    let padded = pack(packing);
+    assert_eq!((padded.layout.len(), padded.padded_len), (4, 16));
+    let zeros = hidden(&padded, 0);
+    assert_eq!(
+        zeros,
+        hidden(&padded, 9),
+        "the tokens of padding reach other rows"
+    );
+    let bare = hidden(&pack(Packing::ONE_PACK), 0);
+    for (padded, bare) in zeros.iter().zip(&bare) {
+        assert!((padded - bare).abs() < 1e-5, "{padded} {bare}");
+    }
+}
