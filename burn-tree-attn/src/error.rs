@@ -7,9 +7,17 @@ use thiserror::Error;
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TreeMaskError {
-    /// The batch holds no rows.
-    #[error("a tree mask needs at least one batch row, got none")]
+    /// The batch holds no rows, or rows of length zero.
+    #[error("a tree mask needs at least one batch row and one query row, got none")]
     EmptyBatch,
+    /// Fewer keys than queries, though every query row has a key of its own.
+    #[error("{keys} keys for {queries} query rows, expected at least as many keys as rows")]
+    FewKeys {
+        /// Number of keys, `M`.
+        keys: usize,
+        /// Number of query rows, `N`.
+        queries: usize,
+    },
     /// The arrays describing past keys are for another number of batch rows.
     #[error("past keys are given for {found} batch rows, expected {expected} (one per layout)")]
     PastBatch {

@@ -10,13 +10,21 @@
 #![warn(missing_docs)]
 #![cfg_attr(any(feature = "tch", feature = "ndarray"), allow(deprecated))]
 
+#[cfg(test)]
+extern crate self as burn_tree_attn;
+
 mod backends;
 mod error;
 mod functions;
 mod generic;
 mod mask;
+#[cfg(feature = "flex")]
+mod native;
 mod ops;
 pub mod reference;
+#[cfg(test)]
+#[path = "../tests/support/mod.rs"]
+mod support;
 mod visibility;
 
 pub use error::{RopeError, TreeAttentionError, TreeMaskError};

@@ -116,10 +116,19 @@ impl TreeMask {
     /// The mask of a batch described key by key; all rows have the same `N` and `M`.
     ///
     /// # Errors
-    /// If the batch is empty, lengths differ, or an interval does not lie in `0..N`.
+    /// If the batch is empty, `M < N`, lengths differ, or an interval does not lie in `0..N`.
     pub fn from_intervals(rows: &[KeyIntervals], device: &Device) -> Result<Self, TreeMaskError> {
         let first = rows.first().ok_or(TreeMaskError::EmptyBatch)?;
         let (n_queries, n_keys) = (first.query_position.len(), first.key_start.len());
+        if n_queries == 0 {
+            return Err(TreeMaskError::EmptyBatch);
+        }
+        if n_keys < n_queries {
+            return Err(TreeMaskError::FewKeys {
+                keys: n_keys,
+                queries: n_queries,
+            });
+        }
         for (batch, row) in rows.iter().enumerate() {
             validate(batch, row, n_queries, n_keys)?;
         }

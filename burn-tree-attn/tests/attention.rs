@@ -3,9 +3,12 @@
 mod support;
 
 use burn::tensor::{DType, Tensor};
-use burn_tree_attn::{TreeAttentionOptions, TreeMask, reference, tree_attention};
+use burn_tree_attn::{
+    TreeAttentionError, TreeAttentionOptions, TreeMask, reference, tree_attention,
+    try_tree_attention,
+};
 use proptest::prelude::*;
-use support::{Case, cases, device, random, relative_error};
+use support::{Case, Forest, Row, cases, device, random, relative_error};
 
 struct Results {
     output: Tensor<4>,
@@ -65,4 +68,259 @@ proptest! {
     fn f64_equals_reference(case in cases(12)) {
         compare(&case, DType::F64, 1e-10)?;
     }
+
+    /// Scores up to 18 (scale 2, nine products below 1) have an absolute error of some 2^-20,
+    /// which the exponential makes relative.
+    #[test]
+    fn f32_equals_reference(case in cases(12)) {
+        compare(&case, DType::F32, 2e-5)?;
+    }
+
+    /// Computed in f32; output and gradients are rounded to 8 bits, and the saved output enters
+    /// the gradients (as `sum(dO * O)`) rounded.
+    #[test]
+    fn bf16_equals_reference(case in cases(12)) {
+        compare(&case, DType::BF16, 2e-2)?;
+    }
+
+    /// As bf16, with 11 bits.
+    #[test]
+    fn f16_equals_reference(case in cases(12)) {
+        compare(&case, DType::F16, 2.5e-3)?;
+    }
+
+    /// What is in another branch, or in padding, changes nothing: not a bit of the forward values.
+    #[test]
+    fn other_branches_do_not_matter(
+        case in cases(12),
+        pick in any::<prop::sample::Index>(),
+        dtype in prop_oneof![Just(DType::F32), Just(DType::F64), Just(DType::BF16)],
+    ) {
+        let device = device();
+        let mask = case.mask(&device);
+        let [b, n, m] = [mask.batch_size(), mask.n_queries(), mask.n_keys()];
+        let heads = case.kv_heads * case.group;
+        let options = TreeAttentionOptions {
+            softcap: case.softcap,
+            sliding_window: case.sliding_window,
+            ..Default::default()
+        };
+        let key_index = pick.index(b * m);
+        let (batch, changed_key) = (key_index / m, key_index % m);
+        let query = random([b, heads, n, case.head_dim], case.seed, dtype, &device);
+        let run = |change: f64| {
+            let slices = [batch..batch + 1, 0..case.kv_heads, changed_key..changed_key + 1];
+            let input = |width, seed| {
+                let tensor = random([b, case.kv_heads, m, width], case.seed ^ seed, dtype, &device);
+                let row = tensor.clone().slice(slices.clone()) + change;
+                tensor.slice_assign(slices.clone(), row)
+            };
+            let (key, value) = (input(case.head_dim, 2), input(case.value_dim, 3));
+            let output = tree_attention(query.clone(), key, value, &mask, options);
+            output.into_data().iter::<f64>().map(f64::to_bits).collect::<Vec<_>>()
+        };
+        let (before, after) = (run(0.0), run(3.0));
+        let visibility = mask.visibility();
+        let seen = visibility.key_start()[key_index]..visibility.key_end()[key_index];
+        for (at, (before, after)) in before.iter().zip(&after).enumerate() {
+            let row = at / case.value_dim % n;
+            let in_batch = at / (case.value_dim * n * heads) == batch;
+            prop_assert!(
+                before == after || (in_batch && seen.contains(&(row as u32))),
+                "row {row} changed with key {changed_key}"
+            );
+        }
+    }
+}
+
+/// Rows that see nothing: exact zeros, and exactly zero gradients.
+#[test]
+fn blind_rows_are_zero() {
+    let device = device();
+    let layout = Forest(vec![(None, 3), (Some(0), 2)]).layout();
+    // Row 0 of the batch is padded by four; row 1 is empty.
+    let empty = Forest(Vec::new()).layout();
+    let mask = TreeMask::from_layouts(&[layout, empty], 9, &device);
+    for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+        let leaf =
+            |seed| Tensor::from_inner(random([2, 2, 9, 4], seed, dtype, &device)).require_grad();
+        let (query, key, value) = (leaf(1), leaf(2), leaf(3));
+        let options = TreeAttentionOptions::default();
+        let output = tree_attention(query.clone(), key.clone(), value.clone(), &mask, options);
+        let gradients = output.clone().sum().backward();
+        let tensors = [&query, &key, &value].map(|leaf| leaf.grad(&gradients).unwrap());
+        for (index, tensor) in std::iter::once(output.inner()).chain(tensors).enumerate() {
+            let values: Vec<f64> = tensor.into_data().iter::<f64>().collect();
+            for (at, value) in values.into_iter().enumerate() {
+                let (batch, row) = (at / (2 * 9 * 4), at / 4 % 9);
+                assert!(value.is_finite());
+                assert!(
+                    value == 0.0 || (batch == 0 && row < 5),
+                    "{index}: {value} in row {row}"
+                );
+            }
+        }
+    }
+}
+
+/// A node that ends on a tile boundary with many descendants (its mask words would sum to zero
+/// where whole blocks are skipped by such a test).
+#[test]
+fn nodes_ending_on_tile_boundaries_with_many_descendants() {
+    let mut nodes = vec![(None, 112), (Some(0), 16)];
+    nodes.resize(2 + 192, (Some(1), 1));
+    let case = Case {
+        rows: vec![Row {
+            forest: Forest(nodes),
+            past: Vec::new(),
+        }],
+        padding: 0,
+        kv_heads: 1,
+        group: 2,
+        head_dim: 8,
+        value_dim: 8,
+        softcap: None,
+        sliding_window: None,
+        seed: 5,
+    };
+    compare(&case, DType::F64, 1e-10).unwrap();
+}
+
+/// Only some inputs require gradients.
+#[test]
+fn gradients_of_single_inputs() {
+    let device = device();
+    let mask = TreeMask::from_layouts(&[Forest(vec![(None, 4)]).layout()], 4, &device);
+    let input = |seed| random([1, 2, 4, 4], seed, DType::F64, &device);
+    let all: Vec<_> = (1..4)
+        .map(|seed| Tensor::from_inner(input(seed)).require_grad())
+        .collect();
+    let attend = |inputs: [Tensor<4>; 3]| {
+        let [query, key, value] = inputs;
+        let options = TreeAttentionOptions::default();
+        tree_attention(query, key, value, &mask, options)
+            .powi_scalar(2)
+            .sum()
+            .backward()
+    };
+    let expected = attend([all[0].clone(), all[1].clone(), all[2].clone()]);
+    for single in 0..3 {
+        let inputs: [_; 3] = std::array::from_fn(|i| {
+            let tensor = Tensor::from_inner(input(i as u64 + 1));
+            if i == single {
+                tensor.require_grad()
+            } else {
+                tensor
+            }
+        });
+        let gradients = attend(inputs.clone());
+        let ours = inputs[single].grad(&gradients).unwrap();
+        assert_eq!(
+            relative_error(&ours, &all[single].grad(&expected).unwrap()),
+            0.0
+        );
+    }
+}
+
+#[test]
+fn wrong_arguments_are_refused() {
+    let device = device();
+    let mask = TreeMask::from_layouts(&[Forest(vec![(None, 3)]).layout()], 3, &device);
+    let zeros = |shape: [usize; 4]| Tensor::<4>::zeros(shape, &device);
+    let refuse = |shapes: [[usize; 4]; 3], options| {
+        let [query, key, value] = shapes.map(zeros);
+        try_tree_attention(query, key, value, &mask, options)
+            .unwrap_err()
+            .to_string()
+    };
+    let options = TreeAttentionOptions::default();
+    let shape = [1, 2, 3, 4];
+    for (shapes, text) in [
+        (
+            [[2, 2, 3, 4], shape, shape],
+            "query has batch size 2, expected 1 (of the mask)",
+        ),
+        (
+            [[1, 2, 5, 4], shape, shape],
+            "query has row count 5, expected 3 (of the mask)",
+        ),
+        (
+            [shape, [2, 2, 3, 4], shape],
+            "key has batch size 2, expected 1 (of the query)",
+        ),
+        (
+            [shape, [1, 2, 4, 4], shape],
+            "key has row count 4, expected 3 (of the mask)",
+        ),
+        (
+            [shape, [1, 2, 3, 5], shape],
+            "key has head dimension 5, expected 4 (of the query)",
+        ),
+        (
+            [shape, shape, [1, 1, 3, 4]],
+            "value has head count 1, expected 2 (of the key)",
+        ),
+        (
+            [shape, shape, [1, 2, 2, 4]],
+            "value has row count 2, expected 3 (of the key)",
+        ),
+        (
+            [[1, 3, 3, 4], shape, shape],
+            "3 query heads are not a positive multiple of 2",
+        ),
+    ] {
+        let error = refuse(shapes, options);
+        assert!(error.contains(text), "{error}");
+    }
+    for (options, text) in [
+        (
+            TreeAttentionOptions {
+                scale: Some(f64::NAN),
+                ..options
+            },
+            "option `scale` is NaN",
+        ),
+        (
+            TreeAttentionOptions {
+                softcap: Some(0.0),
+                ..options
+            },
+            "option `softcap` is 0",
+        ),
+        (
+            TreeAttentionOptions {
+                sliding_window: Some(0),
+                ..options
+            },
+            "option `sliding_window`",
+        ),
+    ] {
+        let error = refuse([shape; 3], options);
+        assert!(error.contains(text), "{error}");
+    }
+    let half = zeros(shape).cast(DType::F16);
+    let error = try_tree_attention(zeros(shape), half, zeros(shape), &mask, options).unwrap_err();
+    assert_eq!(
+        error,
+        TreeAttentionError::DType {
+            tensor: "key",
+            found: DType::F16,
+            expected: DType::F32
+        }
+    );
+}
+
+#[test]
+#[should_panic(expected = "tree_attention: query has row count 2, expected 3 (of the mask)")]
+fn the_plain_function_panics_with_the_text_of_the_error() {
+    let device = device();
+    let mask = TreeMask::from_layouts(&[Forest(vec![(None, 3)]).layout()], 3, &device);
+    let zeros = || Tensor::<4>::zeros([1, 1, 2, 4], &device);
+    tree_attention(
+        zeros(),
+        zeros(),
+        zeros(),
+        &mask,
+        TreeAttentionOptions::default(),
+    );
 }

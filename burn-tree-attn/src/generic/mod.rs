@@ -10,7 +10,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::{DType, FloatDType};
 
 pub(crate) use attention::{attention_backward, attention_forward};
-pub(crate) use rope::rope;
+pub(crate) use rope::{inverse_frequencies, rope};
 
 /// Intervals and positions on the device: keys `[B, M]`, queries `[B, N]`.
 pub(crate) struct MaskPrimitives<B: Backend> {

@@ -1,0 +1,38 @@
+//! One buffer written by many workers, each its own rows.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// A mutable slice that several threads take non-overlapping parts of.
+pub(super) struct DisjointMut<'a, T> {
+    start: *mut T,
+    len: usize,
+    borrow: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: parts handed out do not overlap (the contract of `slice`), so this is as good as sending
+// each part to its thread.
+unsafe impl<T: Send> Sync for DisjointMut<'_, T> {}
+// SAFETY: as a mutable slice.
+unsafe impl<T: Send> Send for DisjointMut<'_, T> {}
+
+impl<'a, T> DisjointMut<'a, T> {
+    pub(super) fn new(slice: &'a mut [T]) -> Self {
+        Self {
+            start: slice.as_mut_ptr(),
+            len: slice.len(),
+            borrow: PhantomData,
+        }
+    }
+
+    /// Part of the slice.
+    ///
+    /// # Safety
+    /// No two parts in use at a time may overlap.
+    #[allow(clippy::mut_from_ref)]
+    pub(super) unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: within the borrowed slice (asserted); not aliased (the caller's promise).
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}

@@ -1,0 +1,193 @@
+//! Row operations on blocks of scores, vectorised by the compiler for the processor at hand.
+
+use super::scalar::Real;
+
+/// Independent partial sums per row: enough for the widest vectors.
+const LANES: usize = 16;
+
+/// Runs `f` compiled for the widest vector instructions of this processor. What `f` calls must be
+/// `#[inline(always)]` to be compiled along.
+#[inline(always)]
+pub(super) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
+        fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
+        #[target_feature(enable = "avx2")]
+        fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
+        if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+        {
+            // SAFETY: the processor has these instructions.
+            return unsafe { with_avx512(f) };
+        }
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has these instructions.
+            return unsafe { with_avx2(f) };
+        }
+    }
+    f()
+}
+
+#[inline(always)]
+fn fold<T: Real>(values: &[T], start: T, combine: impl Fn(T, T) -> T) -> T {
+    let mut lanes = [start; LANES];
+    let chunks = values.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+            *lane = combine(*lane, value);
+        }
+    }
+    for (lane, &value) in lanes.iter_mut().zip(rest) {
+        *lane = combine(*lane, value);
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = combine(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// Sum of products.
+#[inline(always)]
+pub(super) fn dot<T: Real>(a: &[T], b: &[T]) -> T {
+    let mut lanes = [T::ZERO; LANES];
+    let (mut left, mut right) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    for (a, b) in left.by_ref().zip(right.by_ref()) {
+        for i in 0..LANES {
+            lanes[i] += a[i] * b[i];
+        }
+    }
+    for (i, (&a, &b)) in left.remainder().iter().zip(right.remainder()).enumerate() {
+        lanes[i] += a * b;
+    }
+    fold(&lanes, T::ZERO, |a, b| a + b)
+}
+
+/// Softmax of rows that arrive block by block: largest score so far and sum of exponentials.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OnlineRow<T> {
+    pub max: T,
+    pub sum: T,
+}
+
+impl<T: Real> OnlineRow<T> {
+    pub(super) const EMPTY: Self = Self {
+        max: T::NEG_INFINITY,
+        sum: T::ZERO,
+    };
+
+    /// Log of the sum of exponentials of all scores; 0 if there were none.
+    pub(super) fn log_sum_exp(&self) -> T {
+        if self.sum > T::ZERO {
+            self.max + self.sum.ln()
+        } else {
+            T::ZERO
+        }
+    }
+
+    /// Replaces scores by their exponentials relative to the new largest one; returns the factor
+    /// for what was summed before.
+    #[inline(always)]
+    pub(super) fn absorb(&mut self, scores: &mut [T]) -> T {
+        let max = fold(scores, self.max, |a, b| if a > b { a } else { b });
+        if max == T::NEG_INFINITY {
+            // Nothing visible, here or before.
+            scores.fill(T::ZERO);
+            return T::ONE;
+        }
+        for score in scores.iter_mut() {
+            *score = (*score - max).exp();
+        }
+        let factor = (self.max - max).exp();
+        self.sum = self.sum * factor + fold(scores, T::ZERO, |a, b| a + b);
+        self.max = max;
+        factor
+    }
+}
+
+/// Scores -> `cap * tanh(score / cap)`.
+#[inline(always)]
+pub(super) fn soften<T: Real>(scores: &mut [T], cap: T) {
+    let inverse = T::ONE / cap;
+    for score in scores.iter_mut() {
+        *score = cap * (*score * inverse).tanh();
+    }
+}
+
+/// One row of the backward pass: capped scores -> probabilities, and gradients of the
+/// probabilities -> gradients of the scores before the cap.
+#[inline(always)]
+pub(super) fn differentiate<T: Real>(
+    scores: &mut [T],
+    grads: &mut [T],
+    log_sum_exp: T,
+    delta: T,
+    softcap: Option<T>,
+) {
+    match softcap {
+        None => {
+            for (score, grad) in scores.iter_mut().zip(grads.iter_mut()) {
+                let probability = (*score - log_sum_exp).exp();
+                *grad = probability * (*grad - delta);
+                *score = probability;
+            }
+        }
+        Some(cap) => {
+            let inverse = T::ONE / cap;
+            for (score, grad) in scores.iter_mut().zip(grads.iter_mut()) {
+                let probability = (*score - log_sum_exp).exp();
+                let tanh = *score * inverse;
+                // Hidden pairs have a score of -inf.
+                let slope = if probability > T::ZERO {
+                    T::ONE - tanh * tanh
+                } else {
+                    T::ZERO
+                };
+                *grad = probability * (*grad - delta) * slope;
+                *score = probability;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_in_blocks_equal_rows_at_once() {
+        let scores: Vec<f64> = (0..45)
+            .map(|i| ((i * 37) % 23) as f64 / 3.0 - 4.0)
+            .collect();
+        let exact: f64 = scores.iter().map(|s| s.exp()).sum();
+        let mut row = OnlineRow::EMPTY;
+        let mut weighted = 0.0;
+        for block in scores.chunks(7) {
+            let mut block = block.to_vec();
+            let factor = row.absorb(&mut block);
+            weighted = weighted * factor + block.iter().sum::<f64>();
+        }
+        assert!((row.log_sum_exp() - exact.ln()).abs() < 1e-13);
+        assert!((weighted - row.sum).abs() < 1e-13);
+    }
+
+    #[test]
+    fn hidden_rows_stay_zero() {
+        let mut row = OnlineRow::<f32>::EMPTY;
+        let mut scores = [f32::NEG_INFINITY; 20];
+        assert_eq!(row.absorb(&mut scores), 1.0);
+        assert_eq!(scores, [0.0; 20]);
+        assert_eq!((row.sum, row.log_sum_exp()), (0.0, 0.0));
+    }
+}
