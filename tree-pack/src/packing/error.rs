@@ -99,7 +99,7 @@ pub enum PackError {
         /// Who needs it.
         why: &'static str,
     },
-    /// [`Objective::PerPath`] merges occurrences, but the loss tells them apart.
+    /// [`crate::Objective::PerPath`] merges occurrences, but the loss tells them apart.
     #[error(
         "task {task_id:?}: {first} and {second} cannot be merged: {difference}. Use the objective \
          PerOccurrence"
