@@ -14,20 +14,22 @@ use tree_pack::text::{
 use tree_pack::{Advantage, JsonLines, ReadError, Trajectory, read_trajectories};
 
 /// Which trajectories of a task are trained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Selection {
     /// All of them.
+    #[default]
     All,
     /// The longest one; the first of several that are equally long.
     Longest,
 }
 
 /// What happens to trajectories longer than the limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum TooLong {
     /// The run is refused.
+    #[default]
     Error,
     /// They are cut at the limit, and left out if nothing trained is before it.
     Truncate,
@@ -36,7 +38,7 @@ pub enum TooLong {
 }
 
 /// Where the data of a run comes from and what is taken of it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct DataOptions {
     /// Files of trajectories in token or message form, gzipped or not.
     pub files: Vec<PathBuf>,
@@ -397,17 +399,7 @@ mod tests {
     use super::*;
 
     fn options() -> DataOptions {
-        DataOptions {
-            files: vec![],
-            text: TextOptions::default(),
-            vocab_size: None,
-            tasks: vec![],
-            selection: Selection::All,
-            max_length: None,
-            too_long: TooLong::Error,
-            validation_fraction: 0.0,
-            seed: 0,
-        }
+        DataOptions::default()
     }
 
     /// A trajectory of `length` tokens whose last one is trained.

@@ -5,8 +5,10 @@ use std::time::Instant;
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, Tensor};
-use burn_tree_train::{BlockContext, LmHeadOptions, TreeModel, sft_loss, token_log_probs};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_tree_train::{
+    BlockContext, LmHeadOptions, TreeModel, sft_loss, shadow, token_log_probs, widen_gradients,
+};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tree_pack::{Pack, TreeBatch};
@@ -88,6 +90,8 @@ pub struct Trainer<M> {
     pub optimizer: ModuleOptimizer,
     /// Largest global norm of the gradients; not clipped if `None`.
     pub max_gradient_norm: Option<f64>,
+    /// Dtype of the forward and backward pass; norms and the head stay as they are.
+    pub compute_dtype: FloatDType,
     /// The device of the model.
     pub device: Device,
 }
@@ -104,7 +108,9 @@ impl<M: Module + TreeModel> Trainer<M> {
         learning_rate: ModuleLearningRate,
     ) -> Result<StepOutcome, StepError> {
         let start = Instant::now();
-        let (loss, gradients) = gradients(&self.model, packs, &self.device);
+        // Does nothing if the parameters have that dtype already.
+        let worker = shadow(&self.model, self.compute_dtype, stays_wide);
+        let (loss, gradients) = gradients(&worker, packs, &self.device);
         let gradient_norm = global_norm(&self.model, &gradients);
         if !loss.is_finite() || !gradient_norm.is_finite() {
             return Err(StepError::NotFinite {
@@ -128,7 +134,14 @@ impl<M: Module + TreeModel> Trainer<M> {
     }
 }
 
-/// Loss and gradients of one optimizer step, pack by pack.
+/// Norms, the head and the embedding (which may be the head) are not rounded.
+fn stays_wide(path: &str) -> bool {
+    ["norm", "lm_head", "embed_tokens"]
+        .iter()
+        .any(|name| path.contains(name))
+}
+
+/// Loss and gradients of one optimizer step, pack by pack; the gradients in at least f32.
 pub fn gradients<M: Module + TreeModel>(
     model: &M,
     packs: &[Pack],
@@ -139,7 +152,8 @@ pub fn gradients<M: Module + TreeModel>(
     for pack in packs {
         let loss = loss_of_pack(model, pack, device);
         losses.push(loss.clone().inner());
-        accumulator.accumulate(model, GradientsParams::from_grads(loss.backward(), model));
+        let gradients = GradientsParams::from_grads(loss.backward(), model);
+        accumulator.accumulate(model, widen_gradients(gradients, model));
     }
     (sum_on_host(losses), accumulator.grads())
 }

@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use burn::tensor::FloatDType;
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 use tree_pack::{Aggregation, Objective};
@@ -224,6 +225,16 @@ pub enum ComputeDtype {
     F32,
     /// bfloat16 with f32 parameters.
     Bf16,
+}
+
+impl ComputeDtype {
+    /// The dtype of tensors.
+    pub fn dtype(self) -> FloatDType {
+        match self {
+            Self::F32 => FloatDType::F32,
+            Self::Bf16 => FloatDType::BF16,
+        }
+    }
 }
 
 /// What `--export` writes of a run with adapters.

@@ -17,8 +17,8 @@ use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use tree_pack::{PackOptions, Trajectory, build_forests};
+use tree_training_examples::lora::{self, LoraSettings};
 use tree_training_examples::qwen3::weights::SaveOptions;
-use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
 use tree_training_examples::training::checkpoint::{self, RunState};
 use tree_training_examples::training::cost::ModelSize;
 use tree_training_examples::training::data::{self, DataOptions, TextOptions};
@@ -33,7 +33,7 @@ use tree_training_examples::training::report;
 use tree_training_examples::training::schedule::Schedule;
 use tree_training_examples::training::vocabulary::CompactVocabulary;
 
-use args::Args;
+use args::{Args, LoraExport};
 use model_source::ModelSource;
 
 fn main() -> ExitCode {
@@ -113,6 +113,13 @@ fn run(args: Args) -> Result<()> {
 
     // The model and its optimizer, one pair for each kind of step.
     let mut model = source.load(&config, args.seed, &device)?;
+    let lora = args
+        .lora_rank
+        .map(|rank| LoraSettings::new(rank.get(), args.lora_alpha));
+    if let Some(lora) = &lora {
+        device.seed(args.seed);
+        model = lora.apply(model)?;
+    }
     if let Some(checkpoint) = &resumed {
         model = checkpoint::load_model(checkpoint, model)?;
     }
@@ -130,6 +137,7 @@ fn run(args: Args) -> Result<()> {
         model,
         optimizer,
         max_gradient_norm: (args.max_grad_norm > 0.0).then_some(args.max_grad_norm),
+        compute_dtype: args.compute_dtype.dtype(),
         device: device.clone(),
     };
     let mut passes = Vec::new();
@@ -191,7 +199,16 @@ fn run(args: Args) -> Result<()> {
         println!("Peak memory of the process: {}", memory::format_bytes(peak));
     }
     if let Some(folder) = &args.export {
-        export(&passes[0].trainer.model, &config, folder)?;
+        let model = &passes[0].trainer.model;
+        match (&lora, args.lora_export) {
+            (None, _) => model.save(&config, folder, SaveOptions::default())?,
+            (Some(_), LoraExport::Merged) => {
+                lora::merged(model).save(&config, folder, SaveOptions::default())?;
+            }
+            (Some(lora), LoraExport::Peft) => {
+                lora.save_adapter(model, &source.name(), folder)?;
+            }
+        }
         println!("Model: {}", folder.display());
     }
     Ok(())
@@ -293,9 +310,4 @@ fn progress_bar(total_steps: usize, completed_steps: usize) -> ProgressBar {
         .with_position(completed_steps as u64);
     bar.enable_steady_tick(std::time::Duration::from_millis(500));
     bar
-}
-
-fn export(model: &Qwen3, config: &Qwen3Config, folder: &Path) -> Result<()> {
-    model.save(config, folder, SaveOptions::default())?;
-    Ok(())
 }

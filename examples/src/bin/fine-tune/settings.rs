@@ -8,13 +8,10 @@ use tree_pack::Trajectory;
 use tree_training_examples::training::data::Data;
 use tree_training_examples::training::schedule::Schedule;
 
-use crate::args::{Args, ComputeDtype};
+use crate::args::Args;
 
 /// Refuses combinations of options that make no sense, before anything is read.
 pub fn check(args: &Args) -> Result<()> {
-    if args.lora_rank.is_some() || args.compute_dtype != ComputeDtype::F32 {
-        bail!("--lora-rank and --compute-dtype bf16 are not supported yet");
-    }
     if args.validate_every > 0 && args.validation_fraction == 0.0 {
         bail!("--validate-every needs tasks to validate on: give a --validation-fraction");
     }

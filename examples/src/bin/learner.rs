@@ -1,0 +1,192 @@
+//! Trees of trajectories in Burn's own training loop: data loader, learner, metrics and, with the
+//! feature `tui`, its terminal dashboard.
+//!
+//! One item of the data loader is one optimizer step: the packs of some whole tasks as the rows of
+//! one [`TreeBatch`]. Their weights contain the denominator of the step, so the loss of the batch
+//! is the loss of the step.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::InMemDataset;
+use burn::module::Module;
+use burn::optim::AdamWConfig;
+use burn::optim::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn::train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
+use burn::train::{InferenceStep, ItemLazy, Learner, SupervisedTraining, TrainOutput, TrainStep};
+use burn_tree_train::{BlockContext, LmHeadOptions, TreeModel, sft_loss, token_log_probs};
+use clap::Parser;
+use tree_pack::{PackOptions, PackedStep, TreeBatch};
+use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
+use tree_training_examples::training::data::{self, DataOptions};
+use tree_training_examples::training::device::device_by_name;
+use tree_training_examples::training::plan::{Sharing, StepPlan};
+use tree_training_examples::training::vocabulary::CompactVocabulary;
+
+/// Trains a small Qwen3 with random weights on trees of trajectories with Burn's learner.
+#[derive(Parser, Debug)]
+#[command(version)]
+struct Args {
+    /// Trajectories in token form, one JSON object a line, gzipped or not.
+    #[arg(long, default_value = "data/tokens/toolbench_dfsdt.jsonl.gz")]
+    data: PathBuf,
+    /// Only these tasks, separated by commas.
+    #[arg(long, value_delimiter = ',', default_values = DEMO_TASKS)]
+    tasks: Vec<String>,
+    /// Share of the tasks held out for validation.
+    #[arg(long, default_value_t = 0.25)]
+    validation_fraction: f64,
+    /// Passes over the data.
+    #[arg(long, default_value_t = 3)]
+    epochs: usize,
+    /// Tasks of one optimizer step.
+    #[arg(long, default_value = "1")]
+    tasks_per_step: NonZeroUsize,
+    /// Tokens of one row.
+    #[arg(long, default_value_t = 8192)]
+    token_budget: usize,
+    /// Learning rate at the first step.
+    #[arg(long, default_value_t = 1e-3)]
+    learning_rate: f64,
+    /// Seed of weights, split and order.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Where to compute.
+    #[arg(long, default_value = "flex")]
+    device: String,
+    /// Folder for logs and checkpoints.
+    #[arg(long, default_value = "runs/learner")]
+    output: PathBuf,
+}
+
+const DEMO_TASKS: [&str; 4] = [
+    "toolbench/G1_57",
+    "toolbench/G2_10",
+    "toolbench/G2_119",
+    "toolbench/G2_127",
+];
+
+/// The model as the learner sees it.
+#[derive(Module, Debug)]
+struct TreeFineTuning {
+    model: Qwen3,
+}
+
+/// What a step shows to the metrics.
+struct StepLoss(Tensor<1>);
+
+impl TreeFineTuning {
+    /// Loss of an optimizer step, `[1]`.
+    fn loss(&self, step: &TreeBatch) -> Tensor<1> {
+        let context = BlockContext::new(step);
+        let hidden = self.model.hidden_states(step.tokens.clone(), &context);
+        let options = LmHeadOptions::default();
+        let head = self.model.head_weight();
+        let log_probs = token_log_probs(hidden, head, &step.occurrences, options).log_probs;
+        sft_loss(log_probs, &step.occurrences)
+    }
+}
+
+impl TrainStep for TreeFineTuning {
+    type Input = TreeBatch;
+    type Output = StepLoss;
+
+    fn step(&self, step: TreeBatch) -> TrainOutput<StepLoss> {
+        let loss = self.loss(&step);
+        TrainOutput::new(self, loss.backward(), StepLoss(loss))
+    }
+}
+
+impl InferenceStep for TreeFineTuning {
+    type Input = TreeBatch;
+    type Output = StepLoss;
+
+    fn step(&self, step: TreeBatch) -> StepLoss {
+        StepLoss(self.loss(&step))
+    }
+}
+
+impl ItemLazy for StepLoss {
+    fn sync(self) -> Result<Self, burn::backend::ExecutionError> {
+        self.0.device().flush()?;
+        Ok(Self(self.0.without_autodiff()))
+    }
+}
+
+impl Adaptor<LossInput> for StepLoss {
+    fn adapt(&self) -> LossInput {
+        LossInput::new(self.0.clone())
+    }
+}
+
+/// Uploads the packs of one step. The loader's batches are single steps.
+struct StepBatcher;
+
+impl Batcher<PackedStep, TreeBatch> for StepBatcher {
+    fn batch(&self, steps: Vec<PackedStep>, device: &Device) -> TreeBatch {
+        let packs: Vec<_> = steps.into_iter().flat_map(|step| step.packs).collect();
+        TreeBatch::new(&packs, device)
+    }
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let device = device_by_name(&args.device)?;
+
+    let mut data = data::load(&DataOptions {
+        files: vec![args.data.clone()],
+        tasks: args.tasks.clone(),
+        validation_fraction: args.validation_fraction,
+        seed: args.seed,
+        ..DataOptions::default()
+    })?;
+    let vocabulary = CompactVocabulary::of(data.training.iter().chain(&data.validation));
+    vocabulary.renumber(&mut data.training);
+    vocabulary.renumber(&mut data.validation);
+
+    let steps = |trajectories| -> Result<Vec<PackedStep>> {
+        let options = PackOptions::new(args.token_budget);
+        let tasks = args.tasks_per_step;
+        let plan = StepPlan::new(trajectories, Sharing::Tree, options, tasks, args.seed)?;
+        (0..plan.steps_per_epoch())
+            .map(|step| Ok(plan.packs(step)?))
+            .collect()
+    };
+    let (training, validation) = (steps(&data.training)?, steps(&data.validation)?);
+    let schedule =
+        CosineAnnealingLrSchedulerConfig::new(args.learning_rate, training.len() * args.epochs)
+            .init()
+            .map_err(anyhow::Error::msg)
+            .context("--learning-rate")?;
+    let training = DataLoaderBuilder::new(StepBatcher)
+        .batch_size(1)
+        .shuffle(args.seed)
+        .build(InMemDataset::new(training));
+    let validation = DataLoaderBuilder::new(StepBatcher)
+        .batch_size(1)
+        .build(InMemDataset::new(validation));
+
+    let config = Qwen3Config::named("tiny", vocabulary.len())?;
+    let model = Qwen3::random(&config, args.seed, FloatDType::F32, &device.autodiff());
+    let learner = Learner::new(
+        TreeFineTuning { model },
+        AdamWConfig::new().init(),
+        schedule,
+    );
+    let result = SupervisedTraining::new(&args.output, training, validation)
+        .metric_train_numeric(LossMetric::new())
+        .metric_valid_numeric(LossMetric::new())
+        .metric_train_numeric(LearningRateMetric::new())
+        .with_default_checkpointers()
+        .num_epochs(args.epochs)
+        .summary()
+        .launch(learner);
+    match result.error {
+        None => Ok(()),
+        Some(error) => Err(anyhow::Error::new(error)),
+    }
+}
