@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use serde_json::{Value, json};
 use tree_pack::JsonLines;
@@ -19,9 +20,11 @@ fn data(path: &str) -> PathBuf {
 }
 
 fn tokenizer(template: &str) -> ConversationTokenizer {
+    static TOKENIZER: OnceLock<TextTokenizer> = OnceLock::new();
+    let load = || TextTokenizer::from_file(&data("tokenizer/tokenizer.json.gz")).unwrap();
     ConversationTokenizer::new(
         ChatTemplate::from_file(&data(&format!("tokenizer/{template}"))).unwrap(),
-        TextTokenizer::from_file(&data("tokenizer/tokenizer.json.gz")).unwrap(),
+        TOKENIZER.get_or_init(load).clone(),
     )
     .unwrap()
 }

@@ -57,6 +57,14 @@ impl ConversationTokenizer {
     /// The segments of one conversation, in order. There are none if it has no assistant turn
     /// to train.
     pub fn tokenize(&self, conversation: &Conversation) -> Result<Vec<Trajectory>, TextError> {
+        self.tokenize_with(conversation, &mut PieceCache::new(&self.tokenizer))
+    }
+
+    fn tokenize_with(
+        &self,
+        conversation: &Conversation,
+        pieces: &mut PieceCache,
+    ) -> Result<Vec<Trajectory>, TextError> {
         let tools = Value::from(Serde(self.tools.of(conversation)?));
         let mut messages = Vec::with_capacity(conversation.messages.len());
         for (index, message) in conversation.messages.iter().enumerate() {
@@ -67,10 +75,7 @@ impl ConversationTokenizer {
             messages.push(Value::from(Serde(message)));
         }
 
-        let mut pieces = PieceCache {
-            tokenizer: &self.tokenizer,
-            tokens: FxHashMap::default(),
-        };
+        pieces.limit();
         let mut segments: Vec<(Vec<u32>, Vec<bool>)> = Vec::new();
         for (index, message) in conversation.messages.iter().enumerate() {
             if !self.view.is_trained(message) {
@@ -102,10 +107,11 @@ impl ConversationTokenizer {
                         format!("the prompt, a completion and `{}`", self.format.end.text),
                     ))
                 })?;
-            let prompt = self.encode_blocks(&prompt, &mut pieces).map_err(located)?;
-            let mut completion = self.tokenizer.encode(completion).map_err(located)?;
-            completion.push(self.format.end.id);
-            append_turn(&mut segments, &prompt, &completion);
+            let prompt = self.encode_blocks(&prompt, pieces).map_err(located)?;
+            let mut tokens = Vec::new();
+            pieces.encode(completion, &mut tokens).map_err(located)?;
+            tokens.push(self.format.end.id);
+            append_turn(&mut segments, &prompt, &tokens);
         }
         Ok(trajectories(conversation, segments)?)
     }
@@ -135,11 +141,14 @@ impl ConversationTokenizer {
             }
             let tokenized: Vec<Result<_, TextError>> = chunk
                 .into_par_iter()
-                .map(|conversation| {
-                    let conversation = conversation?;
-                    let trajectories = self.tokenize(&conversation)?;
-                    Ok((conversation, trajectories))
-                })
+                .map_init(
+                    || PieceCache::new(&self.tokenizer),
+                    |pieces, conversation| {
+                        let conversation = conversation?;
+                        let trajectories = self.tokenize_with(&conversation, pieces)?;
+                        Ok((conversation, trajectories))
+                    },
+                )
                 .collect();
             for result in tokenized {
                 let (conversation, trajectories) = result?;
@@ -184,19 +193,40 @@ impl ConversationTokenizer {
     }
 }
 
-/// The pieces of a conversation come again in the prompt of every turn.
+/// Pieces of text already encoded: those of a conversation come again in the prompt of every turn,
+/// its first ones in other conversations, too.
 struct PieceCache<'a> {
     tokenizer: &'a TextTokenizer,
     tokens: FxHashMap<String, Vec<u32>>,
+    bytes: usize,
 }
 
-impl PieceCache<'_> {
+impl<'a> PieceCache<'a> {
+    const MAX_BYTES: usize = 16 << 20;
+
+    fn new(tokenizer: &'a TextTokenizer) -> Self {
+        Self {
+            tokenizer,
+            tokens: FxHashMap::default(),
+            bytes: 0,
+        }
+    }
+
+    /// Forgets everything if it has become too much.
+    fn limit(&mut self) {
+        if self.bytes > Self::MAX_BYTES {
+            self.tokens.clear();
+            self.bytes = 0;
+        }
+    }
+
     fn encode(&mut self, piece: &str, tokens: &mut Vec<u32>) -> Result<(), TextError> {
         if let Some(known) = self.tokens.get(piece) {
             tokens.extend_from_slice(known);
         } else if !piece.is_empty() {
             let encoded = self.tokenizer.encode(piece)?;
             tokens.extend_from_slice(&encoded);
+            self.bytes += piece.len() + 4 * encoded.len();
             self.tokens.insert(piece.to_owned(), encoded);
         }
         Ok(())

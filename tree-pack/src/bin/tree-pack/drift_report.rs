@@ -260,7 +260,10 @@ impl DriftReport {
         }
         let left_out = self.fork_count.saturating_sub(self.max_forks);
         if left_out > 0 {
-            table.add_row([format!("... {left_out} more (--max-forks)")]);
+            table.add_row([format!(
+                "... and {} (--max-forks)",
+                counted(left_out as u64, "fork")
+            )]);
         }
         let mut text = format!(
             "Trajectories part in {}, {} of them between sampled tokens",

@@ -128,7 +128,7 @@ fn table(report: &Report, max_tasks: usize) -> String {
     let left_out = report.tasks.len().saturating_sub(max_tasks);
     if left_out > 0 {
         table.add_row([format!(
-            "... {} more (--max-tasks)",
+            "... and {} (--max-tasks)",
             counted(left_out as u64, "task")
         )]);
     }

@@ -111,7 +111,7 @@ fn hidden(out: &mut String, hidden: Hidden) {
 pub fn left_out(hidden: Hidden) -> String {
     let branches = counted(hidden.branches.into(), "branch");
     format!(
-        "... {branches} more, {}",
+        "... and {branches}, {}",
         counted(hidden.tokens.into(), "token")
     )
 }
@@ -151,8 +151,8 @@ fn shade(shared_by: u32, share: f64, colored: bool) -> Option<u8> {
 pub fn ends(labels: &[String]) -> String {
     match labels {
         [] => String::new(),
-        [only] => shortened(only),
-        [first, more @ ..] => format!("{} and {} more", shortened(first), more.len()),
+        [only] => without_middle(only),
+        [first, more @ ..] => format!("{} and {} more", without_middle(first), more.len()),
     }
 }
 
@@ -161,4 +161,15 @@ fn shortened(text: &str) -> String {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),
     }
+}
+
+/// A long name keeps its end, too, by which rollouts differ.
+fn without_middle(name: &str) -> String {
+    let length = name.chars().count();
+    if length <= MAX_LABEL {
+        return name.to_owned();
+    }
+    let start: String = name.chars().take(MAX_LABEL / 2).collect();
+    let end: String = name.chars().skip(length - MAX_LABEL / 2).collect();
+    format!("{start}...{end}")
 }
