@@ -3,10 +3,10 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tree_pack::{PackOptions, PackedStep, build_forests, load_trajectories, pack_step};
 
 fn data(path: &str) -> String {
@@ -368,8 +368,12 @@ fn reads_standard_input_and_survives_a_closed_pipe() {
 
 #[cfg(feature = "text")]
 mod text {
-    use super::*;
+    use std::path::Path;
+
     use flate2::read::MultiGzDecoder;
+    use serde_json::json;
+
+    use super::*;
 
     fn unpacked(path: impl AsRef<Path>) -> String {
         let mut text = String::new();
