@@ -60,3 +60,15 @@ pub fn test_dtypes() -> Vec<DType> {
 pub fn supports_f64() -> bool {
     device().supports_dtype(DType::F64)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tests in f64 are left out where a backend lacks it: not on those that have it.
+    #[test]
+    fn backends_on_the_cpu_compute_in_f64() {
+        let has_f64 = ["flex", "libtorch", "ndarray", "cpu"].contains(&device_name().as_str());
+        assert!(supports_f64() || !has_f64, "{}", device_name());
+    }
+}

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device};
 use burn_tree_train::sft_loss;
 use proptest::prelude::*;
-use tree_pack::{Aggregation, LossForm, Objective, Trajectory};
+use tree_pack::{Aggregation, LossForm, Objective, PackedStep, Trajectory};
 use tree_training_examples::qwen3::Qwen3;
 
 use crate::oracle::loss::prediction_weights;
@@ -36,6 +36,23 @@ pub struct StepSetup {
     pub merged: bool,
     /// Seed of the weights.
     pub seed: u64,
+}
+
+impl StepSetup {
+    /// Packs the sequences as one step.
+    pub fn pack(&self, trajectories: &[Trajectory]) -> PackedStep {
+        let (objective, aggregation) = self.loss;
+        // Unmerged, every prediction is there to be compared; a loss of whole trajectories is not
+        // defined for unique tokens.
+        if self.merged || objective == Objective::Unique {
+            let form = LossForm::LogLikelihood;
+            self.packing
+                .pack_for(trajectories, objective, aggregation, form)
+        } else {
+            self.packing
+                .pack(trajectories, Objective::PerOccurrence, aggregation)
+        }
+    }
 }
 
 /// Random ways to run a step.
@@ -74,8 +91,8 @@ pub fn bars(dtype: DType) -> (f64, Tolerance) {
     )
 }
 
-/// Compares loss, log-probabilities and gradients of a packed step with those of the separate
-/// sequences.
+/// Packs the sequences and compares loss, log-probabilities and gradients with those of the
+/// separate ones.
 ///
 /// # Errors
 /// The first difference.
@@ -86,30 +103,29 @@ pub fn compare_step(
     dtype: DType,
     device: &Device,
 ) -> Result<(), String> {
+    let packed = setup.pack(trajectories);
+    compare_packed(model, trajectories, &packed, setup, dtype, device)
+}
+
+/// As [`compare_step`], with packs that [`StepSetup::pack`] made.
+///
+/// # Errors
+/// The first difference.
+pub fn compare_packed(
+    model: &Qwen3,
+    trajectories: &[Trajectory],
+    packed: &PackedStep,
+    setup: &StepSetup,
+    dtype: DType,
+    device: &Device,
+) -> Result<(), String> {
     let (objective, aggregation) = setup.loss;
     let weights = prediction_weights(trajectories, objective, aggregation);
     let expected = separate_step(model, trajectories, &weights, dtype, device);
-
-    // Unmerged, every prediction is there to be compared; a loss of whole trajectories is not
-    // defined for unique tokens.
-    let merged = setup.merged || objective == Objective::Unique;
-    let form = if merged {
-        LossForm::LogLikelihood
-    } else {
-        LossForm::PerTrajectory
-    };
-    let objective = if merged {
-        objective
-    } else {
-        Objective::PerOccurrence
-    };
-    let packed = setup
-        .packing
-        .pack_for(trajectories, objective, aggregation, form);
-    let found = packed_step(model, &packed, setup.batching, dtype, device, sft_loss);
+    let found = packed_step(model, packed, setup.batching, dtype, device, sft_loss);
 
     let (log_prob, gradient) = bars(dtype);
-    if !merged {
+    if !packed.merged {
         check_predictions(&found.predictions, &expected.predictions, log_prob)?;
     }
     // A sum of terms that are each that exact.

@@ -16,7 +16,7 @@ impl Numbers {
     }
 
     /// A number.
-    pub fn next(&mut self) -> f64 {
+    fn draw(&mut self) -> f64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -31,6 +31,6 @@ impl Numbers {
 
     /// `count` numbers.
     pub fn take(&mut self, count: usize) -> Vec<f64> {
-        (0..count).map(|_| self.next()).collect()
+        (0..count).map(|_| self.draw()).collect()
     }
 }

@@ -201,7 +201,7 @@ pub fn separate_log_probs<M: TreeModel>(
     let context = block_context(&batch, device);
     let hidden = hidden_states(model, batch.tokens.clone(), &context).squeeze_dim::<2>(0);
     let logits = hidden.matmul(model.head_weight().transpose());
-    let log_probs = activation::log_softmax(logits, 1).slice([0..length - 1]);
+    let log_probs = activation::log_softmax(logits, 1).slice_dim(0, 0..length - 1);
     let targets = batch
         .tokens
         .slice([0..1, 1..length])

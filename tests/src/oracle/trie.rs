@@ -39,21 +39,25 @@ impl RowsByPath {
         Self { rows }
     }
 
+    /// `(pack, row)` of the token that ends a path.
+    ///
+    /// # Panics
+    /// If the path is in no pack.
+    pub fn row(&self, path: &[u32]) -> (usize, usize) {
+        *self
+            .rows
+            .get(path)
+            .unwrap_or_else(|| panic!("the path {path:?} is in no pack"))
+    }
+
     /// `(pack, row)` of each token of a trajectory.
     ///
     /// # Panics
     /// If a token is in no pack.
     pub fn of(&self, trajectory: &Trajectory) -> Vec<(usize, usize)> {
-        (1..=trajectory.tokens.len())
-            .map(|end| {
-                *self.rows.get(&trajectory.tokens[..end]).unwrap_or_else(|| {
-                    panic!(
-                        "token {} of {} is in no pack",
-                        end - 1,
-                        trajectory.rollout_id
-                    )
-                })
-            })
+        let tokens = &trajectory.tokens;
+        (1..=tokens.len())
+            .map(|end| self.row(&tokens[..end]))
             .collect()
     }
 }

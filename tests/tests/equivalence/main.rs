@@ -2,4 +2,6 @@
 
 mod attention;
 mod model;
+mod noticed;
 mod optimizers;
+mod router_loss;

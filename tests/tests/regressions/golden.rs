@@ -2,11 +2,9 @@
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_tree_attn::{TreeAttentionOptions, TreeMask, tree_attention};
-use burn_tree_train::{LmHeadOptions, token_log_probs};
-use tree_pack::{
-    Aggregation, LossForm, Objective, Pack, PackedStep, Segment, Trajectory, TreeBatch,
-};
+use tree_pack::{Aggregation, LossForm, Objective, Pack, PackedStep, Trajectory, TreeBatch};
 use tree_training_tests::device::{autodiff_device, test_dtypes};
+use tree_training_tests::logits::{WeightedPrediction, check_logit_gradients};
 use tree_training_tests::numbers::Numbers;
 use tree_training_tests::oracle::attention::{Heads, Settings, causal_attention};
 use tree_training_tests::packing::Packing;
@@ -47,57 +45,6 @@ fn only_pack(form: LossForm) -> Pack {
     let mut packs = packed(form).packs;
     assert_eq!(packs.len(), 1);
     packs.remove(0)
-}
-
-#[test]
-fn seven_tokens_at_the_positions_of_their_paths() {
-    let layout = only_pack(LossForm::LogLikelihood).layout;
-    assert_eq!(layout.tokens, [A, B, C, D, E, F, G]);
-    assert_eq!(layout.position_ids, [0, 1, 2, 3, 3, 2, 3]);
-    assert_eq!(layout.parents, [-1, 0, 1, 2, 2, 1, 5]);
-    assert_eq!(layout.subtree_ends, [7, 7, 5, 4, 5, 7, 7]);
-    let segments = [
-        (0, 2, None),
-        (2, 3, Some(0)),
-        (3, 4, Some(1)),
-        (4, 5, Some(1)),
-        (5, 7, Some(0)),
-    ];
-    let segments = segments.map(|(start, end, parent)| Segment { start, end, parent });
-    assert_eq!(layout.segments, segments);
-}
-
-#[test]
-fn nine_predictions_from_four_rows() {
-    let occurrences = only_pack(LossForm::PerTrajectory).occurrences;
-    let mut predictions: Vec<_> = (0..occurrences.len())
-        .map(|i| {
-            let trajectory = occurrences.trajectories[i];
-            (
-                trajectory,
-                occurrences.token_indices[i],
-                occurrences.rows[i],
-                occurrences.targets[i],
-            )
-        })
-        .collect();
-    predictions.sort_unstable();
-    let rows: Vec<_> = predictions.iter().map(|&(_, _, row, _)| row).collect();
-    assert_eq!(rows, [0, 1, 2, 0, 1, 2, 0, 1, 5]);
-    let targets: Vec<_> = predictions
-        .iter()
-        .map(|&(_, _, _, target)| target)
-        .collect();
-    assert_eq!(targets, [B, C, D, B, C, E, B, F, G]);
-
-    // Merged: one entry for each row and target, with the number of sequences as its weight.
-    let merged = only_pack(LossForm::LogLikelihood).occurrences;
-    assert_eq!(merged.rows, [0, 1, 1, 2, 2, 5]);
-    assert_eq!(merged.targets, [B, C, F, D, E, G]);
-    assert_eq!(merged.weights, [3.0, 2.0, 1.0, 1.0, 1.0, 1.0]);
-    let mut rows = merged.rows;
-    rows.dedup();
-    assert_eq!(rows.len(), 4);
 }
 
 #[test]
@@ -212,65 +159,33 @@ fn gradient_of_the_value_of_b_comes_from_b_c_and_f_only() {
 }
 
 /// The row of C predicts D in one sequence and E in another: the gradient of its logits is
-/// `(p - e_D) + (p - e_E)`, not that of one of them.
+/// `(p - e_D) + (p - e_E)`, not that of one of them; and so for the other rows, where D, E and G
+/// get none.
 #[test]
 fn gradient_of_the_logits_of_c_is_the_sum_over_both_targets() {
-    let device = autodiff_device();
-    let mut pack = only_pack(LossForm::PerTrajectory);
-    for (form, merged) in [
-        (LossForm::PerTrajectory, false),
-        (LossForm::LogLikelihood, true),
-    ] {
-        pack.occurrences = only_pack(form).occurrences;
+    let predictions: [&[u32]; 9] = [
+        &[A, B],
+        &[A, B],
+        &[A, B],
+        &[A, B, C],
+        &[A, B, C],
+        &[A, B, F],
+        &[A, B, C, D],
+        &[A, B, C, E],
+        &[A, B, F, G],
+    ];
+    let predictions = predictions.map(|tokens| WeightedPrediction::new(tokens, 1.0));
+    for form in [LossForm::PerTrajectory, LossForm::LogLikelihood] {
         for dtype in test_dtypes() {
-            let tolerance = if dtype == DType::F64 { 1e-12 } else { 1e-6 };
-            let logits = Numbers::new(5, dtype).take(ROWS * ROWS);
-
-            // With the identity as the head, hidden states are logits.
-            let data = TensorData::new(logits.clone(), [1, ROWS, ROWS]);
-            let hidden = Tensor::<3>::from_data(data, (&device, dtype)).require_grad();
-            let head = Tensor::<2>::eye(ROWS, &device).cast(dtype);
-            let batch = TreeBatch::with_dtype(&[pack.clone()], &device, dtype.into());
-            let options = LmHeadOptions::default();
-            let log_probs = token_log_probs(hidden.clone(), head, &batch.occurrences, options);
-            let loss = burn_tree_train::sft_loss(log_probs.log_probs, &batch.occurrences);
-            let gradients = loss.backward();
-            let found = hidden
-                .grad(&gradients)
-                .expect("a gradient")
-                .reshape([ROWS * ROWS]);
-            let found = read(&found);
-
-            let gradient = |row: usize, targets: &[u32]| -> Vec<f64> {
-                let row = &logits[row * ROWS..][..ROWS];
-                let sum: f64 = row.iter().map(|logit| logit.exp()).sum();
-                let mut gradient = vec![0.0; ROWS];
-                for &target in targets {
-                    for (column, logit) in row.iter().enumerate() {
-                        gradient[column] += logit.exp() / sum;
-                    }
-                    gradient[target as usize] -= 1.0;
-                }
-                gradient
-            };
-            let targets: [&[u32]; ROWS] = [&[B, B, B], &[C, C, F], &[D, E], &[], &[], &[G], &[]];
-            let expected: Vec<f64> = (0..ROWS)
-                .flat_map(|row| gradient(row, targets[row]))
-                .collect();
-            for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                let row = index / ROWS;
-                assert!(
-                    (found - expected).abs() < tolerance,
-                    "merged {merged}, row {row}: {found} {expected}"
-                );
-            }
+            check_logit_gradients(&packed(form), ROWS, &predictions, dtype);
         }
     }
 }
 
-/// Both ends of a prediction as tensors: what a training loop sees.
+/// What a training loop sees: seven tokens at the positions of their paths, and nine predictions
+/// from four rows.
 #[test]
-fn tensors_say_the_same_as_the_pack() {
+fn nine_predictions_from_four_rows_of_seven() {
     let pack = only_pack(LossForm::PerTrajectory);
     let batch = TreeBatch::new(&[pack], &autodiff_device());
     let ints = |tensor: Tensor<2, Int>| -> Vec<i64> {
@@ -285,5 +200,20 @@ fn tensors_say_the_same_as_the_pack() {
     assert_eq!(ints(batch.parents), [-1, 0, 1, 2, 2, 1, 5]);
     assert_eq!(ints(batch.key_start), [0, 1, 2, 3, 4, 5, 6]);
     assert_eq!(ints(batch.key_end), [7, 7, 5, 4, 5, 7, 7]);
-    assert_eq!(*batch.occurrences.host_rows, [0, 0, 0, 1, 1, 1, 2, 2, 5]);
+    let ints = |tensor: Tensor<1, Int>| -> Vec<i64> {
+        tensor
+            .into_data()
+            .convert::<i64>()
+            .try_into_vec()
+            .expect("i64")
+    };
+    let columns = batch.occurrences;
+    assert_eq!(*columns.host_rows, [0, 0, 0, 1, 1, 1, 2, 2, 5]);
+    let (trajectories, indices) = (ints(columns.trajectories), ints(columns.token_indices));
+    let mut predictions: Vec<_> = (0..9)
+        .map(|i| (trajectories[i], indices[i], columns.host_rows[i]))
+        .collect();
+    predictions.sort_unstable();
+    let rows: Vec<u32> = predictions.iter().map(|&(_, _, row)| row).collect();
+    assert_eq!(rows, [0, 1, 2, 0, 1, 2, 0, 1, 5], "by sequence and token");
 }

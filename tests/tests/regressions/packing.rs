@@ -1,66 +1,9 @@
-//! What goes into which pack.
+//! What goes into which pack; more on that is in `tree-pack`.
 
 use proptest::prelude::*;
-use tree_pack::{
-    Aggregation, Objective, PackError, PackOptions, PackedStep, Trajectory, build_forests,
-    pack_step,
-};
+use tree_pack::{Aggregation, Objective, PackedStep};
 use tree_training_tests::forest::{ForestShape, cases, forests};
 use tree_training_tests::packing::Packing;
-
-fn try_pack(trajectories: &[Trajectory], budget: usize) -> Result<PackedStep, PackError> {
-    let forests = build_forests(trajectories).expect("valid trajectories");
-    pack_step(trajectories, &forests, &PackOptions::new(budget))
-}
-
-/// The budget bounds tree tokens: a bushy tree of short paths fits if they do, however many times
-/// its longest path they are, and is refused by name if they do not.
-#[test]
-fn budget_is_for_trees_not_for_paths() {
-    // 100 branches of 10 tokens after a trunk of 2: paths of 12, a tree of 1002.
-    let trajectories: Vec<_> = (0..100)
-        .map(|branch| {
-            let tokens = [1, 2]
-                .into_iter()
-                .chain((0..10).map(|t| 10 + 10 * branch + t));
-            Trajectory::new("bushy", "rollout", tokens.collect(), vec![true; 12])
-        })
-        .collect();
-    let step = try_pack(&trajectories, 1002).expect("a tree as large as the budget");
-    assert_eq!(step.packs.len(), 1);
-    assert_eq!(step.packs[0].layout.len(), 1002);
-
-    let error = try_pack(&trajectories, 1001).expect_err("a tree over the budget");
-    let PackError::TreeOverBudget {
-        ref task_id,
-        tokens,
-        longest_path,
-        token_budget,
-        ..
-    } = error
-    else {
-        panic!("{error}")
-    };
-    assert_eq!(
-        (task_id.as_str(), tokens, longest_path, token_budget),
-        ("bushy", 1002, 12, 1001)
-    );
-    let message = error.to_string();
-    for part in ["bushy", "1002", "12", "1001"] {
-        assert!(message.contains(part), "{message}");
-    }
-    // A path longer than the budget is another thing, and refused, too.
-    let long = [Trajectory::new(
-        "long",
-        "rollout",
-        (0..50).collect(),
-        vec![true; 50],
-    )];
-    assert!(matches!(
-        try_pack(&long, 49),
-        Err(PackError::TreeOverBudget { .. })
-    ));
-}
 
 /// A tree in a pack: its rows relative to its first one.
 type RelativeTree = (Vec<u32>, Vec<u32>, Vec<i64>, Vec<u32>);
