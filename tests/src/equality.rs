@@ -8,7 +8,7 @@ use tree_training_examples::qwen3::Qwen3;
 
 use crate::oracle::loss::prediction_weights;
 use crate::packing::Packing;
-use crate::step::{Batching, check_predictions, packed_step, separate_step};
+use crate::step::{Batching, RunOptions, check_predictions, packed_step, separate_step};
 use crate::tensors::{NamedTensors, Tolerance};
 
 /// Every pair of objective and aggregation.
@@ -28,8 +28,8 @@ pub const LOSSES: [(Objective, Aggregation); 8] = [
 pub struct StepSetup {
     /// Budget and padding.
     pub packing: Packing,
-    /// Batches of one, or one batch.
-    pub batching: Batching,
+    /// Batches and chunks.
+    pub run: RunOptions,
     /// What is minimised.
     pub loss: (Objective, Aggregation),
     /// Whether occurrences of a row and target are merged.
@@ -58,14 +58,19 @@ impl StepSetup {
 /// Random ways to run a step.
 pub fn step_setups() -> impl Strategy<Value = StepSetup> {
     let batching = prop_oneof![Just(Batching::OneByOne), Just(Batching::Together)];
+    let run =
+        (batching, prop::option::of(1_usize..20)).prop_map(|(batching, chunk_rows)| RunOptions {
+            batching,
+            chunk_rows,
+        });
     let loss = (0..LOSSES.len()).prop_map(|index| LOSSES[index]);
     // Flat forests, the unshared baseline, must pass through the same code.
     let packing = (Packing::strategy(), prop::bool::weighted(0.85))
         .prop_map(|(packing, shared)| Packing { shared, ..packing });
-    (packing, batching, loss, any::<bool>(), any::<u64>()).prop_map(
-        |(packing, batching, loss, merged, seed)| StepSetup {
+    (packing, run, loss, any::<bool>(), any::<u64>()).prop_map(
+        |(packing, run, loss, merged, seed)| StepSetup {
             packing,
-            batching,
+            run,
             loss,
             merged,
             seed,
@@ -122,7 +127,7 @@ pub fn compare_packed(
     let (objective, aggregation) = setup.loss;
     let weights = prediction_weights(trajectories, objective, aggregation);
     let expected = separate_step(model, trajectories, &weights, dtype, device);
-    let found = packed_step(model, packed, setup.batching, dtype, device, sft_loss);
+    let found = packed_step(model, packed, setup.run, dtype, device, sft_loss);
 
     let (log_prob, gradient) = bars(dtype);
     if !packed.merged {

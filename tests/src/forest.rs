@@ -22,6 +22,8 @@ pub struct ForestShape {
     pub nodes: RangeInclusive<usize>,
     /// Tokens of a long node.
     pub long_node: RangeInclusive<usize>,
+    /// Long nodes for every four of one token and four of two to five.
+    pub long_share: u32,
     /// Number of different tokens. A small one makes siblings share prefixes and targets repeat.
     pub vocabulary: u32,
 }
@@ -32,6 +34,7 @@ impl Default for ForestShape {
             tasks: 1..=3,
             nodes: 1..=7,
             long_node: 6..=40,
+            long_share: 1,
             vocabulary: 13,
         }
     }
@@ -179,7 +182,8 @@ fn end() -> impl Strategy<Value = End> {
 }
 
 fn nodes(shape: &ForestShape) -> impl Strategy<Value = Vec<Node>> + use<> {
-    let length = prop_oneof![4 => Just(1), 4 => 2_usize..6, 1 => shape.long_node.clone()];
+    let length =
+        prop_oneof![4 => Just(1), 4 => 2_usize..6, shape.long_share => shape.long_node.clone()];
     let token = 0..shape.vocabulary;
     let tokens = length.prop_flat_map(move |length| vec(token.clone(), length));
     let ends = prop_oneof![3 => Just(0_usize), 2 => Just(1), 1 => Just(2)]
@@ -237,6 +241,11 @@ pub fn forests(shape: ForestShape) -> impl Strategy<Value = Forest> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
+
     use super::*;
 
     fn node(parent: Option<usize>, tokens: &[u32], ends: usize) -> Node {
@@ -284,6 +293,72 @@ mod tests {
             printed.contains("\n        [4, 5]  <- trajectory"),
             "{printed}"
         );
+    }
+
+    /// The property tests are only worth as much as what is drawn.
+    #[test]
+    fn all_kinds_of_trees_are_drawn() {
+        let mut runner = TestRunner::deterministic();
+        let mut seen = BTreeMap::new();
+        let strategy = forests(ForestShape::default());
+        for _ in 0..100 {
+            let forest = strategy.new_tree(&mut runner).expect("a forest").current();
+            for (kind, found) in kinds(&forest) {
+                *seen.entry(kind).or_insert(0) += usize::from(found);
+            }
+        }
+        for (kind, count) in seen {
+            assert!(count >= 10, "{count} of 100 forests have {kind}");
+        }
+    }
+
+    fn kinds(forest: &Forest) -> [(&'static str, bool); 9] {
+        let nodes = || forest.tasks.iter().flatten();
+        let children = |nodes: &[Node], parent: Option<usize>| {
+            nodes.iter().filter(|node| node.parent == parent).count()
+        };
+        let with_children = |count: usize| {
+            forest
+                .tasks
+                .iter()
+                .any(|nodes| (0..nodes.len()).any(|node| children(nodes, Some(node)) >= count))
+        };
+        let trajectories = forest.trajectories();
+        let pairs = || {
+            let same_task = |a: &Trajectory, b: &Trajectory| a.task_id == b.task_id;
+            let all = trajectories.iter().enumerate();
+            all.flat_map(|(i, a)| trajectories[i + 1..].iter().map(move |b| (a, b)))
+                .filter(move |(a, b)| same_task(a, b))
+        };
+        let is_prefix =
+            |a: &Trajectory, b: &Trajectory| a.len() < b.len() && b.tokens[..a.len()] == a.tokens;
+        [
+            ("several tasks", forest.tasks.len() > 1),
+            (
+                "several trees in a task",
+                forest.tasks.iter().any(|n| children(n, None) > 1),
+            ),
+            ("a fork", with_children(2)),
+            ("a fork of three", with_children(3)),
+            (
+                "a node of one token",
+                nodes().any(|node| node.tokens.len() == 1),
+            ),
+            ("a long node", nodes().any(|node| node.tokens.len() >= 6)),
+            ("duplicates", pairs().any(|(a, b)| a.tokens == b.tokens)),
+            (
+                "a strict prefix",
+                pairs().any(|(a, b)| is_prefix(a, b) || is_prefix(b, a)),
+            ),
+            (
+                "masks that differ on a shared token",
+                pairs().any(|(a, b)| {
+                    let shared = a.tokens.iter().zip(&b.tokens).take_while(|(a, b)| a == b);
+                    let shared = shared.count();
+                    a.loss_mask[..shared] != b.loss_mask[..shared]
+                }),
+            ),
+        ]
     }
 
     proptest! {

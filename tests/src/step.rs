@@ -37,6 +37,24 @@ pub enum Batching {
     Together,
 }
 
+/// How a packed step is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunOptions {
+    /// Batches of one, or one batch.
+    pub batching: Batching,
+    /// Rows that the head projects at a time; as many as it likes if `None`.
+    pub chunk_rows: Option<usize>,
+}
+
+impl From<Batching> for RunOptions {
+    fn from(batching: Batching) -> Self {
+        Self {
+            batching,
+            chunk_rows: None,
+        }
+    }
+}
+
 /// The hidden states after the final norm, `[B, N, hidden]`.
 pub fn hidden_states<M: TreeModel>(
     model: &M,
@@ -59,10 +77,14 @@ pub fn block_context(batch: &TreeBatch, device: &Device) -> BlockContext {
 }
 
 /// Log-probabilities of the occurrences of a batch.
-pub fn log_probs<M: TreeModel>(model: &M, batch: &TreeBatch, device: &Device) -> Tensor<1> {
+pub fn log_probs<M: TreeModel>(
+    model: &M,
+    batch: &TreeBatch,
+    options: LmHeadOptions,
+    device: &Device,
+) -> Tensor<1> {
     let context = block_context(batch, device);
     let hidden = hidden_states(model, batch.tokens.clone(), &context);
-    let options = LmHeadOptions::default();
     token_log_probs(hidden, model.head_weight(), &batch.occurrences, options).log_probs
 }
 
@@ -70,11 +92,19 @@ pub fn log_probs<M: TreeModel>(model: &M, batch: &TreeBatch, device: &Device) ->
 pub fn packed_step<M: TreeModel + Module>(
     model: &M,
     packed: &PackedStep,
-    batching: Batching,
+    run: impl Into<RunOptions>,
     dtype: DType,
     device: &Device,
     loss: impl Fn(Tensor<1>, &OccurrenceBatch) -> Tensor<1>,
 ) -> Step {
+    let RunOptions {
+        batching,
+        chunk_rows,
+    } = run.into();
+    let options = LmHeadOptions {
+        chunk_rows,
+        ..LmHeadOptions::default()
+    };
     let size = if batching == Batching::Together {
         packed.packs.len()
     } else {
@@ -88,7 +118,7 @@ pub fn packed_step<M: TreeModel + Module>(
     };
     for packs in packed.packs.chunks(size.max(1)) {
         let batch = TreeBatch::with_dtype(packs, device, FloatDType::from(dtype));
-        let log_probs = log_probs(model, &batch, device);
+        let log_probs = log_probs(model, &batch, options, device);
         let loss = loss(log_probs.clone(), &batch.occurrences);
         step.loss += read(&loss)[0];
         let columns = packs.iter().flat_map(|pack| {

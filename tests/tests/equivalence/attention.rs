@@ -4,7 +4,7 @@ use burn::tensor::DType;
 use proptest::prelude::*;
 use tree_pack::{Aggregation, Objective};
 use tree_training_tests::attention::{AttentionSetup, attention_setups, check_attention};
-use tree_training_tests::device::supports_f64;
+use tree_training_tests::device::{supports_f64, test_dtypes};
 use tree_training_tests::forest::{Forest, ForestShape, cases, forests};
 use tree_training_tests::packing::Packing;
 
@@ -50,11 +50,34 @@ proptest! {
             tasks: 1..=2,
             nodes: 4..=10,
             long_node: 60..=140,
+            long_share: 4,
             vocabulary: 13,
         }),
         packing in Packing::strategy(),
         setup in attention_setups(),
     ) {
         check_forest(forest, packing, &setup, DType::F32);
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(6))]
+
+    /// Paths longer than a block of keys (512 on Flex).
+    #[test]
+    fn packed_equals_separate_over_long_paths(
+        forest in forests(ForestShape {
+            tasks: 1..=1,
+            nodes: 3..=5,
+            long_node: 450..=700,
+            long_share: 4,
+            vocabulary: 13,
+        }),
+        packing in Packing::strategy(),
+        setup in attention_setups(),
+    ) {
+        for dtype in test_dtypes() {
+            check_forest(forest.clone(), packing, &setup, dtype);
+        }
     }
 }

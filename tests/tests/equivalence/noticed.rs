@@ -66,7 +66,7 @@ fn wrong_packs_are_noticed() {
     for merged in [true, false] {
         let setup = StepSetup {
             packing: Packing::ONE_PACK,
-            batching: Batching::OneByOne,
+            run: Batching::OneByOne.into(),
             loss: (Objective::PerOccurrence, Aggregation::TokenMean),
             merged,
             seed: 1,
@@ -97,7 +97,7 @@ fn tiny_errors_are_noticed_in_f64() {
     let trajectories = [Trajectory::new("task", "rollout", tokens, vec![true; 4])];
     let setup = StepSetup {
         packing: Packing::ONE_PACK,
-        batching: Batching::OneByOne,
+        run: Batching::OneByOne.into(),
         loss: (Objective::PerPath, Aggregation::Sum),
         merged: true,
         seed: 1,

@@ -4,6 +4,7 @@
 mod golden;
 mod labels;
 mod loss;
+mod model_files;
 mod packing;
 mod sequences;
 mod visibility;

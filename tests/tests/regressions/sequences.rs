@@ -47,7 +47,7 @@ fn assert_packed_equals_separate(trajectories: &[Trajectory]) {
                     let merged = index % 2 == 0;
                     let setup = StepSetup {
                         packing,
-                        batching,
+                        run: batching.into(),
                         loss,
                         merged,
                         seed: 11,

@@ -364,6 +364,7 @@ proptest! {
             tasks: 1..=1,
             nodes: 3..=12,
             long_node: 30..=140,
+            long_share: 4,
             vocabulary: 5,
         }),
         packing in Packing::strategy(),
