@@ -261,6 +261,64 @@ fn the_baseline_alone_is_that_of_the_comparison() {
     assert_eq!(losses("both"), losses("flat"));
 }
 
+/// bfloat16 products with f32 parameters stay near the f32 run.
+#[test]
+fn half_precision_follows_single_precision() {
+    let folder = setup();
+    let options = ["--epochs", "3", "--learning-rate", "0.01"];
+    for (dtype, run) in [("f32", "single"), ("bf16", "half")] {
+        let own = ["--compute-dtype", dtype, "--output", run];
+        succeed(folder.path(), &[&options[..], &own].concat());
+    }
+    let (single, half) = (
+        records(folder.path(), "single"),
+        records(folder.path(), "half"),
+    );
+    for (single, half) in single.iter().zip(&half) {
+        let (single, half) = (single.tree.unwrap().loss, half.tree.unwrap().loss);
+        assert_ne!(single, half, "nothing was computed in bfloat16");
+        // bfloat16 has 8 bits of precision: 0.4 % a rounding, averaged over the tokens.
+        assert!(
+            (half / single - 1.0).abs() < 0.02,
+            "{half} against {single}"
+        );
+    }
+}
+
+/// The program on Burn's learner trains and writes its metrics.
+#[test]
+fn the_learner_trains() {
+    let folder = setup();
+    let output = Command::new(env!("CARGO_BIN_EXE_learner"))
+        .current_dir(folder.path())
+        .args([
+            "--data",
+            "data.jsonl",
+            "--tasks",
+            "t0,t1,t2,t3",
+            "--epochs",
+            "2",
+        ])
+        .args(["--output", "run"])
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let losses: Vec<f64> = (1..=2)
+        .map(|epoch| {
+            let log = folder
+                .path()
+                .join(format!("run/valid/epoch-{epoch}/Loss.log"));
+            let text = fs::read_to_string(&log).unwrap();
+            text.split(',').next().unwrap().trim().parse().unwrap()
+        })
+        .collect();
+    assert!(losses[1] < losses[0], "{losses:?}");
+}
+
 #[test]
 fn mistakes_are_explained() {
     let folder = setup();

@@ -102,3 +102,62 @@ impl Sizes {
         self.used += used as u64;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qwen3::Qwen3;
+    use crate::qwen3::weights::parameter_count;
+    use burn::module::Module;
+    use burn::tensor::{Device, FloatDType};
+
+    #[test]
+    fn parameters_are_those_of_the_model() {
+        for name in ["tiny", "tiny-moe"] {
+            let config = Qwen3Config::named(name, 100).unwrap();
+            let model = Qwen3::random(&config, 0, FloatDType::F32, &Device::flex());
+            let size = ModelSize::new(&config, None);
+            assert_eq!(size.parameters, model.num_params() as u64, "{name}");
+            assert_eq!(size.parameters, parameter_count(&config), "{name}");
+            assert_eq!(size.trained_parameters, size.parameters);
+        }
+    }
+
+    #[test]
+    fn the_published_size_of_qwen3_0_6b() {
+        let config = Qwen3Config::named("0.6b", 151_936).unwrap();
+        let size = ModelSize::new(&config, None);
+        assert_eq!(size.parameters, 596_049_920);
+        // 0.44 billion outside the embedding, as its model card says, norms aside.
+        assert_eq!(size.cost.trunk_parameters, 440_401_920);
+        assert_eq!(size.cost.attention_width, 28 * 2 * 16 * 128);
+    }
+
+    #[test]
+    fn a_token_passes_through_the_chosen_experts_only() {
+        let config = Qwen3Config::named("tiny-moe", 100).unwrap();
+        let moe = config.moe.clone().unwrap();
+        let expert = 3 * config.hidden_size * moe.moe_intermediate_size;
+        let idle = config.num_hidden_layers * (moe.num_experts - moe.num_experts_per_tok) * expert;
+        let size = ModelSize::new(&config, None);
+        let matrices = size.parameters
+            - size.cost.head_parameters
+            - (config.num_hidden_layers * (2 * config.hidden_size + 2 * config.head_dim)) as u64
+            - config.hidden_size as u64;
+        assert_eq!(matrices - size.cost.trunk_parameters, idle as u64);
+    }
+
+    #[test]
+    fn adapters_alone_are_trained() {
+        let config = Qwen3Config::named("tiny", 100).unwrap();
+        let (full, lora) = (
+            ModelSize::new(&config, None),
+            ModelSize::new(&config, Some(2)),
+        );
+        // q, k, v, o, gate, up and down: [256, 256], 2 x [256, 128], [256, 256], 3 x [256, 768].
+        let entries = 4 * 2 * (512 + 2 * 384 + 512 + 3 * 1024);
+        assert_eq!(lora.trained_parameters, entries);
+        assert_eq!(lora.parameters, full.parameters + entries);
+        assert!(!lora.cost.head_trained);
+    }
+}

@@ -186,3 +186,98 @@ fn sum_on_host(losses: Vec<Tensor<1>>) -> f64 {
         .map(|loss| loss.into_scalar::<f64>())
         .sum()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qwen3::{Qwen3, Qwen3Config};
+    use burn::nn::LinearConfig;
+    use tree_pack::{PackOptions, Trajectory, build_forests, pack_step};
+
+    const ADAMW: AdamWOptions = AdamWOptions {
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.5,
+    };
+
+    #[test]
+    fn matrices_decay_and_vectors_do_not() {
+        let device = Device::flex().autodiff();
+        let layer = LinearConfig::new(1, 1).init(&device);
+        let mut gradients = GradientsParams::new();
+        let plain = device.clone().inner();
+        let bias = layer.bias.as_ref().unwrap();
+        gradients.register(layer.weight.id, Tensor::<2>::zeros([1, 1], &plain));
+        gradients.register(bias.id, Tensor::<1>::zeros([1], &plain));
+        let before = (layer.weight.val(), bias.val());
+        let layer = adamw(&layer, &ADAMW).step(0.1, layer, gradients);
+        let ratio = (layer.weight.val() / before.0).into_scalar::<f64>();
+        assert!((ratio - 0.95).abs() < 1e-6, "{ratio}");
+        assert_eq!(
+            layer.bias.unwrap().val().into_scalar::<f64>(),
+            before.1.into_scalar::<f64>()
+        );
+    }
+
+    fn config(initializer_range: f64) -> Qwen3Config {
+        Qwen3Config {
+            hidden_size: 16,
+            intermediate_size: 24,
+            num_hidden_layers: 1,
+            num_attention_heads: 2,
+            num_key_value_heads: 1,
+            head_dim: 8,
+            sliding_windows: vec![None],
+            initializer_range,
+            ..Qwen3Config::named("tiny", 20).unwrap()
+        }
+    }
+
+    fn packs(token_budget: usize) -> Vec<Pack> {
+        let trajectories: Vec<_> = (0..4u32)
+            .map(|task| {
+                let tokens = (0..9).map(|index| (3 * index + 5 * task) % 20).collect();
+                Trajectory::new(format!("t{task}"), "0", tokens, vec![true; 9])
+            })
+            .collect();
+        let forests = build_forests(&trajectories).unwrap();
+        pack_step(&trajectories, &forests, &PackOptions::new(token_budget))
+            .unwrap()
+            .packs
+    }
+
+    #[test]
+    fn a_step_of_several_packs_is_that_of_one() {
+        let device = Device::flex().autodiff();
+        let model = Qwen3::random(&config(0.2), 1, FloatDType::F32, &device);
+        let (one, four) = (packs(64), packs(9));
+        assert_eq!((one.len(), four.len()), (1, 4));
+        let (loss_of_one, gradients_of_one) = gradients(&model, &one, &device);
+        let (loss_of_four, gradients_of_four) = gradients(&model, &four, &device);
+        // Sums in f32 in another order.
+        assert!((loss_of_one - loss_of_four).abs() < 1e-6 * loss_of_one);
+        let norms = [&gradients_of_one, &gradients_of_four].map(|g| global_norm(&model, g));
+        assert!((norms[0] - norms[1]).abs() < 1e-5 * norms[0], "{norms:?}");
+        let loss = evaluate(&model, &four, &device);
+        assert!((loss - loss_of_four).abs() < 1e-6 * loss);
+    }
+
+    #[test]
+    fn a_step_that_is_not_finite_changes_nothing() {
+        let device = Device::flex().autodiff();
+        let model = Qwen3::random(&config(1e30), 1, FloatDType::F32, &device);
+        let before = model.embed_tokens.weight.val().into_data();
+        let optimizer = adamw(&model, &ADAMW);
+        let mut trainer = Trainer {
+            model,
+            optimizer,
+            max_gradient_norm: Some(1.0),
+            compute_dtype: FloatDType::F32,
+            device,
+        };
+        let error = trainer.step(&packs(64), 1e-3.into()).unwrap_err();
+        assert!(error.to_string().contains("no step was made"), "{error}");
+        assert_eq!(trainer.model.embed_tokens.weight.val().into_data(), before);
+    }
+}

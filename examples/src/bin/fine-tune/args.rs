@@ -92,14 +92,9 @@ pub struct Args {
     /// Stop after this many optimizer steps, if the epochs have more.
     #[arg(long, value_name = "STEPS", help_heading = "Training")]
     pub max_steps: Option<NonZeroUsize>,
-    /// Tasks of one optimizer step.
-    #[arg(
-        long,
-        value_name = "TASKS",
-        default_value = "4",
-        help_heading = "Training"
-    )]
-    pub tasks_per_step: NonZeroUsize,
+    /// Tasks of one optimizer step [default: 4].
+    #[arg(long, value_name = "TASKS", help_heading = "Training")]
+    pub tasks_per_step: Option<NonZeroUsize>,
     /// Tokens of one pack; a step is split into as many packs as it needs. The largest tree or
     /// 8192, whichever is more, if not given.
     #[arg(long, value_name = "TOKENS", help_heading = "Training")]
@@ -225,6 +220,19 @@ pub enum ComputeDtype {
     F32,
     /// bfloat16 with f32 parameters.
     Bf16,
+}
+
+impl Args {
+    /// Passes over the data.
+    pub fn epochs(&self) -> usize {
+        self.epochs.map_or(1, NonZeroUsize::get)
+    }
+
+    /// Tasks of one optimizer step.
+    pub fn tasks_per_step(&self) -> NonZeroUsize {
+        const DEFAULT: NonZeroUsize = NonZeroUsize::new(4).unwrap();
+        self.tasks_per_step.unwrap_or(DEFAULT)
+    }
 }
 
 impl ComputeDtype {

@@ -71,7 +71,7 @@ fn run(args: Args) -> Result<()> {
             trajectories,
             sharing,
             pack_options,
-            args.tasks_per_step,
+            args.tasks_per_step(),
             args.seed,
         )
     };
@@ -267,8 +267,7 @@ fn pack_options(
 const DEFAULT_BUDGET: usize = 8192;
 
 fn total_steps(args: &Args, plan: &StepPlan<'_>) -> usize {
-    let epochs = args.epochs.map_or(1, NonZeroUsize::get);
-    let steps = plan.steps_per_epoch().saturating_mul(epochs);
+    let steps = plan.steps_per_epoch().saturating_mul(args.epochs());
     args.max_steps.map_or(steps, |most| steps.min(most.get()))
 }
 

@@ -60,7 +60,7 @@ pub fn settings(
         ("lora-alpha", json!(args.lora_rank.map(|_| args.lora_alpha))),
         ("training data", json!(digest(&data.training))),
         ("validation data", json!(digest(&data.validation))),
-        ("tasks-per-step", json!(args.tasks_per_step)),
+        ("tasks-per-step", json!(args.tasks_per_step())),
         ("token-budget", json!(token_budget)),
         ("no-tree", json!(args.no_tree)),
         ("objective", json!(args.objective)),
