@@ -109,11 +109,12 @@ pub enum ConfigError {
     UnknownName(String),
 }
 
-const NAMED: [&str; 3] = ["tiny", "tiny-moe", "0.6b"];
+const NAMED: [&str; 4] = ["tiny", "tiny-moe", "small", "0.6b"];
 
 impl Qwen3Config {
     /// A built-in configuration: `tiny` (hidden 256, 4 blocks, for demonstrations on a CPU),
-    /// `tiny-moe` (the same with 8 experts, 2 per token) or `0.6b` (Qwen3-0.6B).
+    /// `tiny-moe` (the same with 8 experts, 2 per token), `small` (hidden 512, 4 blocks, for
+    /// measurements on a CPU) or `0.6b` (Qwen3-0.6B).
     pub fn named(name: &str, vocab_size: usize) -> Result<Self, ConfigError> {
         let moe = MoeConfig {
             num_experts: 8,
@@ -144,6 +145,13 @@ impl Qwen3Config {
             "tiny" => Ok(tiny),
             "tiny-moe" => Ok(Self {
                 moe: Some(moe),
+                ..tiny
+            }),
+            "small" => Ok(Self {
+                hidden_size: 512,
+                intermediate_size: 1536,
+                num_attention_heads: 8,
+                num_key_value_heads: 4,
                 ..tiny
             }),
             "0.6b" => Ok(Self {

@@ -58,7 +58,7 @@ pub struct Args {
     pub too_long: TooLong,
 
     /// A folder with config.json and safetensors files; or a config.json, or the name of a built-in
-    /// shape (tiny, tiny-moe, 0.6b), for random weights.
+    /// shape (tiny, tiny-moe, small, 0.6b), for random weights.
     #[arg(
         long,
         short,
