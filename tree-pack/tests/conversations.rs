@@ -238,6 +238,31 @@ fn errors_name_the_message() {
     );
 }
 
+#[test]
+fn parts_that_a_template_leaves_out_are_an_error() {
+    let parts =
+        json!([{"type": "text", "text": "What is it? "}, {"type": "text", "text": "That."}]);
+    let chat = conversation(json!([
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "!"},
+    ]));
+    assert_eq!(
+        qwen3().tokenize(&chat).unwrap_err().to_string(),
+        "runs.jsonl:3: messages[0].content: got a list of parts, expected a text, since the \
+         template does not render parts"
+    );
+    let source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}\
+                  {% else %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}\
+                  {{ '<|im_start|>assistant\n' if add_generation_prompt }}";
+    let template = ChatTemplate::from_source(source).unwrap();
+    let tokenizer = ConversationTokenizer::new(template, tokenizer().clone()).unwrap();
+    let segments = tokenizer.tokenize(&chat).unwrap();
+    assert_eq!(
+        marked(&segments[0]),
+        "<|im_start|>user\nWhat is it? That.<|im_end|>\n<|im_start|>assistant\n[!<|im_end|>]"
+    );
+}
+
 /// Markers written out in a message are tokens, as they are for a client, and change no mask.
 #[test]
 fn markers_in_messages_do_not_move_the_mask() {

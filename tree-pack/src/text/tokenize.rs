@@ -1,5 +1,7 @@
 //! Conversations to token trajectories, turn by turn as a client would send them.
 
+use std::ops::Range;
+
 use minijinja::Value;
 use minijinja::value::Serde;
 use rayon::prelude::*;
@@ -77,6 +79,7 @@ impl ConversationTokenizer {
 
         pieces.limit();
         let mut segments: Vec<(Vec<u32>, Vec<bool>)> = Vec::new();
+        let mut checked = 0;
         for (index, message) in conversation.messages.iter().enumerate() {
             if !self.view.is_trained(message) {
                 continue;
@@ -96,6 +99,8 @@ impl ConversationTokenizer {
                 .template
                 .render_values(&messages[..=index], &tools, false)
                 .map_err(located)?;
+            self.check_parts(conversation, checked..index + 1, &full)?;
+            checked = index + 1;
             let completion = full
                 .strip_prefix(&prompt)
                 .and_then(|completion| completion.rsplit_once(&self.format.end.text))
@@ -155,6 +160,33 @@ impl ConversationTokenizer {
                 consume(&conversation, trajectories)?;
             }
         }
+    }
+
+    /// Content may be a list of parts, which many templates leave out without a word.
+    fn check_parts(
+        &self,
+        conversation: &Conversation,
+        indices: Range<usize>,
+        rendered: &str,
+    ) -> Result<(), ReadError> {
+        for index in indices {
+            let content = self.view.content(&conversation.messages[index]);
+            let parts = content.and_then(|content| content.as_array());
+            for part in parts.into_iter().flatten() {
+                let text = part
+                    .get("text")
+                    .and_then(|text| text.as_str())
+                    .unwrap_or_default();
+                if !rendered.contains(text.trim()) {
+                    return Err(conversation.error(FieldError::new(
+                        format!("messages[{index}].content"),
+                        "a list of parts",
+                        "a text, since the template does not render parts",
+                    )));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Token ids of a rendered prompt, each block by itself: its text is one piece, but an

@@ -39,6 +39,15 @@ impl MessageView {
         is_assistant(message) && message.get(&self.context_field) != Some(&true.into())
     }
 
+    /// The content that the template is given.
+    pub(super) fn content<'a>(&self, message: &'a Map<String, Value>) -> Option<&'a Value> {
+        message.get(if is_assistant(message) {
+            self.content_field.as_str()
+        } else {
+            CONTENT
+        })
+    }
+
     /// Moves the chosen fields of message `index` to where templates look for them.
     ///
     /// # Errors

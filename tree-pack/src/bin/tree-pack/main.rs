@@ -22,7 +22,7 @@ use clap::{Parser, Subcommand};
 /// {"task_id", "rollout_id", "tokens", "loss_mask", ...}. Exit codes: 0 success, 1 bad data or
 /// files, 2 wrong usage.
 #[derive(Parser)]
-#[command(name = "tree-pack", version, max_term_width = 100)]
+#[command(name = "tree-pack", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
