@@ -70,6 +70,13 @@ impl Qwen3 {
         })
     }
 
+    /// Whether a parameter keeps its dtype in a copy that computes in a narrower one (see
+    /// [`burn_tree_train::shadow`]): norms, the embedding and the head. The blocks then compute in
+    /// the dtype of their projections.
+    pub fn stays_wide(path: &str) -> bool {
+        path.ends_with("norm.weight") || !path.starts_with("layers.")
+    }
+
     /// The dtype in which the blocks compute: that of their projections.
     fn compute_dtype(&self) -> DType {
         match self.layers.first() {

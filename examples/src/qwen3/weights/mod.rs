@@ -117,26 +117,3 @@ fn io(path: &Path) -> impl FnOnce(std::io::Error) -> WeightsError + '_ {
         source,
     }
 }
-
-/// Number and size of the parameters of a model, for estimates before it is loaded.
-pub fn parameter_count(config: &Qwen3Config) -> u64 {
-    let size = |value: usize| value as u64;
-    let hidden = size(config.hidden_size);
-    let queries = size(config.num_attention_heads * config.head_dim);
-    let keys = size(config.num_key_value_heads * config.head_dim);
-    let attention = 2 * hidden * queries + 2 * hidden * keys + 2 * size(config.head_dim);
-    let blocks: u64 = (0..config.num_hidden_layers)
-        .map(|layer| {
-            let feed_forward = match &config.moe {
-                Some(moe) if config.is_moe_layer(layer) => {
-                    let expert = 3 * hidden * size(moe.moe_intermediate_size);
-                    size(moe.num_experts) * (expert + hidden)
-                }
-                _ => 3 * hidden * size(config.intermediate_size),
-            };
-            attention + feed_forward + 2 * hidden
-        })
-        .sum();
-    let tables = if config.tie_word_embeddings { 1 } else { 2 };
-    blocks + hidden + tables * size(config.vocab_size) * hidden
-}

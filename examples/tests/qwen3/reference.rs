@@ -1,13 +1,13 @@
-//! Qwen3 and Qwen3-MoE on packed trees against the flat reference computation of the fixtures.
+//! Packed trees against the flat reference computation of the fixtures.
 //!
 //! Tolerances are those of the fixtures' README: f32 rounding of the reference models themselves
 //! is 2e-6 in log-probabilities and 2.4e-6 in gradients.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_tree_train::{BlockContext, LmHeadOptions, TreeModel, sft_loss, token_log_probs};
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -16,6 +16,8 @@ use tree_pack::{
 };
 use tree_training_examples::qwen3::Qwen3;
 use tree_training_examples::qwen3::weights::{HfTensor, hf_gradients};
+
+use crate::{fixtures, floats, load};
 
 const MODELS: [&str; 2] = ["qwen3_dense", "qwen3_moe"];
 const CASES: [&str; 4] = ["fork", "agentic", "deep", "rl"];
@@ -27,13 +29,6 @@ struct Case {
     log_probs: Vec<Vec<f64>>,
     token_mean: f64,
     folder: PathBuf,
-}
-
-fn fixtures() -> PathBuf {
-    match std::env::var_os("TREE_FIXTURES") {
-        Some(folder) => folder.into(),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures"),
-    }
 }
 
 fn array<T>(value: &Value, read: impl Fn(&Value) -> T) -> Vec<T> {
@@ -77,23 +72,13 @@ fn pack(case: &Case, loss: LossForm) -> PackedStep {
     pack_step(&case.trajectories, &forests, &options).unwrap()
 }
 
-fn load(model: &str, dtype: FloatDType, device: &Device) -> Qwen3 {
-    Qwen3::load(&fixtures().join(model), dtype, device)
-        .unwrap()
-        .0
-}
-
-fn log_probs(model: &Qwen3, batch: &TreeBatch) -> Tensor<1> {
+pub fn log_probs(model: &Qwen3, batch: &TreeBatch) -> Tensor<1> {
     let hidden = model.hidden_states(batch.tokens.clone(), &BlockContext::new(batch));
     let options = LmHeadOptions {
         chunk_rows: Some(50),
         entropy: false,
     };
     token_log_probs(hidden, model.head_weight(), &batch.occurrences, options).log_probs
-}
-
-fn floats(data: TensorData) -> Vec<f64> {
-    data.iter::<f64>().collect()
 }
 
 fn worst_log_prob_error(model: &str, name: &str, dtype: FloatDType) -> f64 {

@@ -1,0 +1,85 @@
+//! bf16 computation with f32 master weights.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_tree_train::{sft_loss, shadow, widen_gradients};
+use tree_training_examples::lora::LoraSettings;
+use tree_training_examples::qwen3::Qwen3;
+
+use crate::reference::log_probs;
+use crate::{floats, load, trajectories, tree_batch};
+
+/// Gradients by parameter, and the dtype of each.
+fn gradients(model: &Qwen3, parameters_of: &Qwen3, device: &Device) -> Vec<(DType, Vec<f64>)> {
+    struct Visitor(GradientsParams, Vec<(DType, Vec<f64>)>);
+    impl ModuleVisitor for Visitor {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(gradient) = self.0.get::<D>(param.id) {
+                self.1
+                    .push((gradient.dtype(), floats(gradient.into_data())));
+            }
+        }
+    }
+    let batch = tree_batch(&trajectories(), FloatDType::F32, device);
+    let loss = sft_loss(log_probs(model, &batch), &batch.occurrences);
+    let gradients = GradientsParams::from_grads(loss.backward(), model);
+    let gradients = widen_gradients(gradients, model);
+    let mut visitor = Visitor(gradients, Vec::new());
+    parameters_of.visit(&mut visitor);
+    visitor.1
+}
+
+/// The direction of every gradient survives bf16: about 3 significant digits in each product, so
+/// that the cosine of the whole gradients differs from 1 by their relative error squared.
+#[test]
+fn gradients_of_a_bf16_shadow_belong_to_the_master() {
+    let device = Device::flex().autodiff();
+    let master = load("qwen3_dense", FloatDType::F32, &device);
+    let exact = gradients(&master, &master, &device);
+    let copy = shadow(&master, FloatDType::BF16, Qwen3::stays_wide);
+    assert_eq!(
+        copy.layers[0].self_attn.q_proj.weight.val().dtype(),
+        DType::BF16
+    );
+    assert_eq!(
+        copy.layers[0].self_attn.q_norm.weight.val().dtype(),
+        DType::F32
+    );
+    let rounded = gradients(&copy, &master, &device);
+    assert_eq!(rounded.len(), exact.len());
+    let (mut product, mut left, mut right) = (0.0, 0.0, 0.0);
+    for ((dtype, rounded), (_, exact)) in rounded.iter().zip(&exact) {
+        assert_eq!(*dtype, DType::F32);
+        for (rounded, exact) in rounded.iter().zip(exact) {
+            product += rounded * exact;
+            left += rounded * rounded;
+            right += exact * exact;
+        }
+    }
+    let cosine = product / (left * right).sqrt();
+    assert!(cosine > 0.999 && cosine < 1.0, "{cosine}");
+}
+
+/// One shadow serves several passes of a step.
+#[test]
+fn two_passes_through_one_shadow() {
+    let device = Device::flex().autodiff();
+    let master = load("qwen3_moe", FloatDType::F32, &device);
+    let copy = shadow(&master, FloatDType::BF16, Qwen3::stays_wide);
+    let batch = tree_batch(&trajectories(), FloatDType::F32, &device);
+    let losses = [(); 2].map(|()| sft_loss(log_probs(&copy, &batch), &batch.occurrences));
+    let counts = losses.map(|loss| GradientsParams::from_grads(loss.backward(), &copy).len());
+    assert_eq!(counts[0], counts[1]);
+    assert!(counts[0] > 0);
+}
+
+#[test]
+fn frozen_parameters_stay_frozen() {
+    let device = Device::flex().autodiff();
+    let master = load("qwen3_dense", FloatDType::F32, &device);
+    let master = LoraSettings::new(2, 4.0).apply(master).unwrap();
+    let copy = shadow(&master, FloatDType::BF16, Qwen3::stays_wide);
+    // Two factors on 7 projections of 3 blocks.
+    assert_eq!(gradients(&copy, &master, &device).len(), 42);
+}
