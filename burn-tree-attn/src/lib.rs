@@ -27,6 +27,14 @@ pub mod reference;
 mod support;
 mod visibility;
 
+/// Loops over rows of numbers, vectorised for the processor at hand: what the crates of this
+/// workspace share for CPU tensors, no stable interface.
+#[cfg(feature = "flex")]
+#[doc(hidden)]
+pub mod vector {
+    pub use crate::native::{Real, dot, fold, vectorised};
+}
+
 pub use error::{RopeError, TreeAttentionError, TreeMaskError};
 pub use functions::{
     RopeConfig, TreeAttentionOptions, rope, tree_attention, try_rope, try_tree_attention,

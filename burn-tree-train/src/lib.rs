@@ -2,8 +2,8 @@
 //!
 //! A model takes part by implementing [`TreeModel`]. Its final hidden states become
 //! log-probabilities of the trained tokens with [`token_log_probs`], and those a loss, for example
-//! with [`sft_loss`]. [`gather_rows`] and [`grouped_linear`] are the building blocks of embeddings
-//! and mixture-of-experts layers.
+//! with [`sft_loss`]. [`gather_rows`], [`grouped_linear`], [`rms_norm`] and [`swiglu`] are
+//! building blocks of models whose Burn counterparts are slow or sum in arbitrary order.
 
 mod backends;
 pub mod gather_rows;
@@ -11,12 +11,16 @@ pub mod grouped_linear;
 pub mod lm_head;
 mod loss;
 mod model;
+#[cfg(feature = "flex")]
+mod native;
 mod ops;
 mod precision;
 mod primitive;
+pub mod rms_norm;
 mod router_loss;
 mod shadow;
 mod step_bound;
+pub mod swiglu;
 
 pub use gather_rows::{GatherPlan, gather_rows};
 pub use grouped_linear::grouped_linear;
@@ -26,6 +30,8 @@ pub use lm_head::{
 pub use loss::sft_loss;
 pub use model::{BlockContext, BlockOutputs, BlockPast, RouterOutput, TreeModel};
 pub use ops::TreeTrainOps;
+pub use rms_norm::rms_norm;
 pub use router_loss::{RouterLoad, load_balancing_loss};
 pub use shadow::{shadow, widen_gradients};
 pub use step_bound::{ModelCost, StepBound, StepCounts};
+pub use swiglu::swiglu;

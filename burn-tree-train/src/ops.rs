@@ -8,8 +8,8 @@ use burn::backend::{
 };
 
 use crate::gather_rows::{self, GatherPlan};
-use crate::grouped_linear;
 use crate::lm_head::{self, LmHeadPlan};
+use crate::{grouped_linear, rms_norm, swiglu};
 
 /// Operations of this crate. The default bodies are built from Burn's primitives; `Autodiff` has
 /// hand-written gradients that call the `_backward` methods of the backend below it.
@@ -93,6 +93,44 @@ pub trait TreeTrainOps: Backend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         grouped_linear::generic::backward::<Self>(x, weight, grad, &group_sizes)
     }
+
+    /// Root-mean-square norm: `x [R, D]`, `weight [D]` -> `y [R, D]` in the dtype of `x`, and the
+    /// inverse root mean square `[R, 1]` in at least f32. Only the first is differentiable.
+    #[fusion(meta = meta::rms_norm)]
+    fn rms_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        rms_norm::generic::forward::<Self>(x, weight, epsilon)
+    }
+
+    /// Gradients of `x` and `weight` for the gradient `grad [R, D]` of `y`.
+    #[fusion(meta = |x, weight, _, _| (x.clone(), weight.clone()))]
+    fn rms_norm_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        inverse_rms: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        rms_norm::generic::backward::<Self>(x, weight, inverse_rms, grad)
+    }
+
+    /// `silu(gate) * up`, all of one shape and dtype.
+    #[fusion(dtype = gate, shape = gate)]
+    fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        swiglu::generic::forward::<Self>(gate, up)
+    }
+
+    /// Gradients of `gate` and `up`.
+    #[fusion(meta = |gate, up, _| (gate.clone(), up.clone()))]
+    fn swiglu_backward(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        swiglu::generic::backward::<Self>(gate, up, grad)
+    }
 }
 
 /// Shapes and dtypes of the outputs, for Fusion.
@@ -155,5 +193,17 @@ mod meta {
         _group_sizes: &Arc<Vec<usize>>,
     ) -> TensorSpec {
         TensorSpec::new(Shape::new([x.shape[0], weight.shape[2]]), x.dtype)
+    }
+
+    pub(super) fn rms_norm(
+        x: &TensorSpec,
+        _weight: &TensorSpec,
+        _epsilon: &f64,
+    ) -> (TensorSpec, TensorSpec) {
+        let shape = Shape::new([x.shape[0], 1]);
+        (
+            x.clone(),
+            TensorSpec::new(shape, at_least_f32(x.dtype).into()),
+        )
     }
 }

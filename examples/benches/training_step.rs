@@ -7,10 +7,10 @@
 use std::time::Instant;
 
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Distribution, FloatDType, Tensor, activation::silu};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn_tree_attn::{RopeConfig, rope, tree_attention};
 use burn_tree_train::{
-    BlockContext, LmHeadOptions, StepCounts, TreeModel, sft_loss, token_log_probs,
+    BlockContext, LmHeadOptions, StepCounts, TreeModel, sft_loss, swiglu, token_log_probs,
 };
 use tree_pack::{PackOptions, Trajectory, TreeBatch, flat_forests, pack_step};
 use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
@@ -149,8 +149,8 @@ fn parts(model: &Qwen3, config: &Qwen3Config, batch: &TreeBatch, repetitions: us
         },
     );
     let (gate, up) = (random(inner), random(inner));
-    part("silu and product", 0.0, repetitions, || {
-        flat(silu(gate.clone()) * up.clone())
+    part("gated activation", 0.0, repetitions, || {
+        flat(swiglu(gate.clone(), up.clone()))
     });
     part(
         "down projection",

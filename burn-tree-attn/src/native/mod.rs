@@ -15,7 +15,9 @@ pub(crate) use attention::{Problem, Shapes};
 pub(crate) use backward::backward;
 pub(crate) use forward::forward;
 pub(crate) use rope::rope;
+pub use scalar::Real;
 pub(crate) use scalar::Storage;
+pub use softmax::{dot, fold, vectorised};
 
 /// Which of these functions ran on this thread, for tests.
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 use burn::tensor::{bf16, f16};
 
 /// A type to compute in: f32 or f64.
-pub(crate) trait Real:
+pub trait Real:
     Copy
     + Debug
     + Default
@@ -21,15 +21,22 @@ pub(crate) trait Real:
     + Neg<Output = Self>
     + 'static
 {
+    /// 0
     const ZERO: Self;
+    /// 1
     const ONE: Self;
+    /// Below every number.
     const NEG_INFINITY: Self;
 
+    /// The nearest number.
     fn from_f64(value: f64) -> Self;
     /// `e^x`, exactly 0 for `-inf`, without branches where that lets loops vectorise.
     fn exp(self) -> Self;
+    /// Natural logarithm.
     fn ln(self) -> Self;
+    /// Hyperbolic tangent.
     fn tanh(self) -> Self;
+    /// Sine and cosine.
     fn sin_cos(self) -> (Self, Self);
     /// Position times frequency, rounded to this type.
     fn angle(position: i64, frequency: Self) -> Self;

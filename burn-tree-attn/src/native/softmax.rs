@@ -8,7 +8,7 @@ const LANES: usize = 16;
 /// Runs `f` compiled for the widest vector instructions of this processor. What `f` calls must be
 /// `#[inline(always)]` to be compiled along.
 #[inline(always)]
-pub(super) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
+pub fn vectorised<R>(f: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
@@ -35,8 +35,9 @@ pub(super) fn vectorised<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
+/// Combines all values, in [`LANES`] independent partial results.
 #[inline(always)]
-fn fold<T: Real>(values: &[T], start: T, combine: impl Fn(T, T) -> T) -> T {
+pub fn fold<T: Real>(values: &[T], start: T, combine: impl Fn(T, T) -> T) -> T {
     let mut lanes = [start; LANES];
     let chunks = values.chunks_exact(LANES);
     let rest = chunks.remainder();
@@ -60,7 +61,7 @@ fn fold<T: Real>(values: &[T], start: T, combine: impl Fn(T, T) -> T) -> T {
 
 /// Sum of products.
 #[inline(always)]
-pub(super) fn dot<T: Real>(a: &[T], b: &[T]) -> T {
+pub fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     let mut lanes = [T::ZERO; LANES];
     let (mut left, mut right) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
     for (a, b) in left.by_ref().zip(right.by_ref()) {

@@ -13,10 +13,13 @@ use crate::precision::{at_least_f32, product_dtype};
 /// Logits alive at once if [`LmHeadOptions::chunk_rows`] is not given: 64 MiB in f32.
 const DEFAULT_CHUNK_LOGITS: usize = 1 << 24;
 
+/// With fewer rows at a time, adding up the head's gradient would cost as much as computing it.
+const MIN_CHUNK_ROWS: usize = 256;
+
 /// Options of [`token_log_probs`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LmHeadOptions {
-    /// Distinct rows projected at a time; as many as give 2^24 logits if `None`.
+    /// Distinct rows projected at a time; as many as give 2^24 logits, but at least 256, if `None`.
     pub chunk_rows: Option<usize>,
     /// Whether to compute the entropy of the predictions, too.
     pub entropy: bool,
@@ -80,7 +83,7 @@ pub fn try_token_log_probs(
     let hidden_rows = batch * rows;
     let chunk_rows = options
         .chunk_rows
-        .unwrap_or(DEFAULT_CHUNK_LOGITS / vocab.max(1))
+        .unwrap_or((DEFAULT_CHUNK_LOGITS / vocab.max(1)).max(MIN_CHUNK_ROWS))
         .clamp(1, hidden_rows.max(1));
     if chunk_rows
         .checked_mul(vocab)

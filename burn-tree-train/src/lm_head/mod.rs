@@ -3,9 +3,13 @@
 mod autodiff;
 mod function;
 pub(crate) mod generic;
+#[cfg(feature = "flex")]
+pub(crate) mod native;
 mod plan;
 pub mod reference;
 
 pub(crate) use autodiff::forward as autodiff_forward;
 pub use function::{LmHeadOptions, TokenLogProbs, token_log_probs, try_token_log_probs};
+#[cfg(feature = "flex")]
+pub(crate) use plan::LmHeadChunk;
 pub use plan::{LmHeadError, LmHeadPlan};

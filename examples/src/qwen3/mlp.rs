@@ -2,7 +2,8 @@
 
 use burn::module::Module;
 use burn::nn::Linear;
-use burn::tensor::{Tensor, activation::silu};
+use burn::tensor::Tensor;
+use burn_tree_train::swiglu;
 
 use super::source::ParameterSource;
 use super::{Qwen3Config, linear};
@@ -36,7 +37,8 @@ impl Mlp {
     }
 
     pub(super) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let gate = silu(self.gate_proj.forward(x.clone()));
-        self.down_proj.forward(gate * self.up_proj.forward(x))
+        let gate = self.gate_proj.forward(x.clone());
+        self.down_proj
+            .forward(swiglu(gate, self.up_proj.forward(x)))
     }
 }

@@ -4,11 +4,8 @@ use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::nn::Linear;
-use burn::tensor::{
-    DType, Int, Tensor, TensorData,
-    activation::{silu, softmax},
-};
-use burn_tree_train::{GatherPlan, RouterOutput, gather_rows, grouped_linear};
+use burn::tensor::{DType, Int, Tensor, TensorData, activation::softmax};
+use burn_tree_train::{GatherPlan, RouterOutput, gather_rows, grouped_linear, swiglu};
 
 use super::source::ParameterSource;
 use super::{MoeConfig, Qwen3Config, linear};
@@ -90,7 +87,7 @@ impl SparseMoe {
         );
         let [gate, up] = halves(gate_up);
         let routed = grouped_linear(
-            silu(gate) * up,
+            swiglu(gate, up),
             self.experts.down_proj.val(),
             &dispatch.group_sizes,
         );

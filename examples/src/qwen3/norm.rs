@@ -1,7 +1,8 @@
 //! Root-mean-square norm.
 
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
+use burn_tree_train::rms_norm;
 
 /// `y = w * cast(x * rsqrt(mean(x^2) + eps))` over the last dimension: the norm is computed in at
 /// least f32 and rounded to the dtype of `x` before it is scaled.
@@ -22,15 +23,6 @@ impl RmsNorm {
 
     /// Norm of each vector of the last dimension; the dtype is that of `x`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let dtype = x.dtype();
-        let wide = match dtype {
-            DType::F64 => DType::F64,
-            _ => DType::F32,
-        };
-        let x = x.cast(wide);
-        let mean_square = x.clone().square().mean_dim(D - 1);
-        let normed = x * (mean_square + self.epsilon).sqrt().recip();
-        let weight = self.weight.val().cast(wide).unsqueeze();
-        (normed.cast(dtype).cast(wide) * weight).cast(dtype)
+        rms_norm(x, self.weight.val(), self.epsilon)
     }
 }

@@ -1,4 +1,4 @@
-//! Backends, and what each overrides.
+//! Autodiff: forward passes that record hand-written gradients.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use crate::gather_rows::{self, GatherPlan};
 use crate::lm_head::{self, LmHeadPlan};
-use crate::{TreeTrainOps, grouped_linear};
+use crate::{TreeTrainOps, grouped_linear, rms_norm, swiglu};
 
 impl<B: TreeTrainOps, C: CheckpointStrategy> TreeTrainOps for Autodiff<B, C> {
     fn lm_head_log_probs(
@@ -24,6 +24,18 @@ impl<B: TreeTrainOps, C: CheckpointStrategy> TreeTrainOps for Autodiff<B, C> {
         gather_rows::autodiff_forward::<B, C>(x, plan)
     }
 
+    fn rms_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        rms_norm::autodiff_forward::<B, C>(x, weight, epsilon)
+    }
+
+    fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        swiglu::autodiff_forward::<B, C>(gate, up)
+    }
+
     fn grouped_linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -32,12 +44,3 @@ impl<B: TreeTrainOps, C: CheckpointStrategy> TreeTrainOps for Autodiff<B, C> {
         grouped_linear::autodiff_forward::<B, C>(x, weight, group_sizes)
     }
 }
-
-#[cfg(feature = "flex")]
-impl TreeTrainOps for burn::backend::Flex {}
-#[cfg(feature = "ndarray")]
-impl TreeTrainOps for burn::backend::NdArray {}
-#[cfg(feature = "tch")]
-impl TreeTrainOps for burn::backend::LibTorch {}
-#[cfg(feature = "cubecl-backend")]
-impl TreeTrainOps for burn_cubecl::CubeBackend {}

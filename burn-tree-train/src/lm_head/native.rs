@@ -1,0 +1,103 @@
+//! Softmax of a chunk of logits in memory: vectorised passes over each row.
+
+use burn_tree_attn::vector::{fold, vectorised};
+use rayon::prelude::*;
+
+use crate::native::Number;
+
+/// A prediction of a row of the chunk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pick<T> {
+    /// Token predicted.
+    pub(crate) target: usize,
+    /// Gradient of its log-probability (unused in the forward pass).
+    pub(crate) grad: T,
+}
+
+/// Of one row of logits.
+#[derive(Clone, Debug)]
+pub(crate) struct RowStatistics<T> {
+    pub(crate) log_sum_exp: T,
+    /// 0 if not asked for.
+    pub(crate) entropy: T,
+    /// Log-probabilities of the row's picks.
+    pub(crate) log_probs: Vec<T>,
+}
+
+/// Consumes `logits [rows, vocab]`; `picks` are those of each row.
+pub(crate) fn forward<T: Number>(
+    logits: &mut [T],
+    vocab: usize,
+    picks: &[Vec<Pick<T>>],
+    entropy: bool,
+) -> Vec<RowStatistics<T>> {
+    logits
+        .par_chunks_mut(vocab)
+        .zip(picks)
+        .map(|(row, picks)| {
+            let mut log_probs: Vec<T> = picks.iter().map(|pick| row[pick.target]).collect();
+            let (max, sum, weighted) = vectorised(|| {
+                let max = fold(row, T::NEG_INFINITY, |a, b| if a > b { a } else { b });
+                for x in row.iter_mut() {
+                    *x = *x - max;
+                }
+                // Sum of e^x x, in lanes as `fold` does it.
+                let mut weighted = T::ZERO;
+                if entropy {
+                    let mut products = [T::ZERO; 64];
+                    for part in row.chunks(64) {
+                        for (product, &x) in products.iter_mut().zip(part) {
+                            *product += x.exp() * x;
+                        }
+                    }
+                    weighted = fold(&products, T::ZERO, |a, b| a + b);
+                }
+                for x in row.iter_mut() {
+                    *x = x.exp();
+                }
+                (max, fold(row, T::ZERO, |a, b| a + b), weighted)
+            });
+            let log_sum = sum.ln();
+            for log_prob in &mut log_probs {
+                *log_prob = *log_prob - max - log_sum;
+            }
+            RowStatistics {
+                log_sum_exp: max + log_sum,
+                entropy: if entropy {
+                    log_sum - weighted / sum
+                } else {
+                    T::ZERO
+                },
+                log_probs,
+            }
+        })
+        .collect()
+}
+
+/// Replaces `logits [rows, vocab]` by their gradient: the sum over the row's picks of
+/// `grad * (onehot(target) - p)`.
+pub(crate) fn backward<T: Number>(
+    logits: &mut [T],
+    vocab: usize,
+    log_sum_exp: &[T],
+    picks: &[Vec<Pick<T>>],
+) {
+    logits
+        .par_chunks_mut(vocab)
+        .zip(log_sum_exp)
+        .zip(picks)
+        .for_each(|((row, &log_sum_exp), picks)| {
+            let mut total = T::ZERO;
+            for pick in picks {
+                total += pick.grad;
+            }
+            vectorised(|| {
+                for x in row.iter_mut() {
+                    *x = -((*x - log_sum_exp).exp() * total);
+                }
+            });
+            for pick in picks {
+                row[pick.target] += pick.grad;
+            }
+        });
+}

@@ -1,0 +1,63 @@
+//! Gradient of the norm.
+
+use burn::backend::{AutodiffBackend, tensor::FloatTensor};
+use burn_autodiff::{
+    Autodiff, NodeId,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+
+use crate::TreeTrainOps;
+
+#[derive(Debug)]
+struct RmsNormBackward;
+
+impl<B: TreeTrainOps> Backward<B, 2> for RmsNormBackward {
+    type State = (NodeId, NodeId, FloatTensor<B>);
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 2>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let [node_x, node_weight] = ops.parents;
+        let grad = grads.consume::<B>(&ops.node);
+        let (x, weight, inverse_rms) = ops.state;
+        let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+        let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
+        let (grad_x, grad_weight) = B::rms_norm_backward(x, weight, inverse_rms, grad);
+        if let Some(node) = node_x {
+            grads.register::<B>(node.id, grad_x);
+        }
+        if let Some(node) = node_weight {
+            grads.register::<B>(node.id, grad_weight);
+        }
+    }
+}
+
+/// The forward pass on an autodiff backend.
+pub(crate) fn forward<B: TreeTrainOps, C: CheckpointStrategy>(
+    x: FloatTensor<Autodiff<B, C>>,
+    weight: FloatTensor<Autodiff<B, C>>,
+    epsilon: f64,
+) -> (FloatTensor<Autodiff<B, C>>, FloatTensor<Autodiff<B, C>>) {
+    let (y, inverse_rms) = B::rms_norm(x.primitive().clone(), weight.primitive().clone(), epsilon);
+    let y = match RmsNormBackward
+        .prepare::<C>([x.node(), weight.node()])
+        .compute_bound()
+        .stateful()
+    {
+        OpsKind::Tracked(mut prep) => {
+            let state = (
+                prep.checkpoint(&x),
+                prep.checkpoint(&weight),
+                inverse_rms.clone(),
+            );
+            prep.finish(state, y)
+        }
+        OpsKind::UnTracked(prep) => prep.finish(y),
+    };
+    (y, Autodiff::<B, C>::from_inner(inverse_rms))
+}

@@ -1,0 +1,44 @@
+//! Root-mean-square norm as one operation, which keeps one number per row for its gradient.
+
+mod autodiff;
+pub(crate) mod generic;
+#[cfg(feature = "flex")]
+pub(crate) mod native;
+pub mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use crate::TreeTrainOps;
+
+pub(crate) use autodiff::forward as autodiff_forward;
+
+/// `y = weight * cast(x * rsqrt(mean(x^2) + epsilon))` over the last dimension: `x [.., D]`,
+/// `weight [D]` -> `[.., D]` in the dtype of `x`.
+///
+/// Computed in at least f32; the normalised value is rounded to the dtype of `x` before it is
+/// multiplied by the weight, which may have another dtype.
+///
+/// # Panics
+///
+/// If the last dimension of `x` is not that of `weight`.
+pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    let shape = x.dims();
+    let [size] = weight.dims();
+    assert_eq!(
+        shape[D - 1],
+        size,
+        "rms_norm: x has {} features, weight {size}",
+        shape[D - 1]
+    );
+    let rows = shape[..D - 1].iter().product::<usize>();
+    if rows == 0 {
+        return x;
+    }
+    let (y, _inverse_rms) = <Dispatch as TreeTrainOps>::rms_norm(
+        x.reshape([rows, size]).into_dispatch(),
+        weight.into_dispatch(),
+        epsilon,
+    );
+    Tensor::<2>::from_dispatch(y).reshape(shape)
+}

@@ -1,0 +1,81 @@
+//! Implementation for CPU tensors in memory: one pass over each row.
+
+use burn_tree_attn::vector::{dot, vectorised};
+use rayon::prelude::*;
+
+use crate::native::Number;
+
+/// Numbers of a block of rows that one thread works on.
+const BLOCK: usize = 1 << 14;
+
+/// `x [R, D]`, `weight [D]` -> `y [R, D]` and the inverse root mean square `[R]`.
+pub(crate) fn forward<T: Number>(x: &[T], weight: &[T], epsilon: f64) -> (Vec<T>, Vec<T>) {
+    let size = weight.len();
+    let block = (BLOCK / size).max(1);
+    let mut y = vec![T::ZERO; x.len()];
+    let mut inverse_rms = vec![T::ZERO; x.len() / size];
+    y.par_chunks_mut(block * size)
+        .zip(x.par_chunks(block * size))
+        .zip(inverse_rms.par_chunks_mut(block))
+        .for_each(|((y, x), inverse_rms)| {
+            vectorised(|| {
+                let rows = y.chunks_exact_mut(size).zip(x.chunks_exact(size));
+                for ((y, x), inverse_rms) in rows.zip(inverse_rms) {
+                    let mean_square = dot(x, x).to_f64() / size as f64;
+                    let factor = T::from_f64(1.0 / (mean_square + epsilon).sqrt());
+                    *inverse_rms = factor;
+                    for ((y, &x), &weight) in y.iter_mut().zip(x).zip(weight) {
+                        *y = x * factor * weight;
+                    }
+                }
+            });
+        });
+    (y, inverse_rms)
+}
+
+/// Gradients `[R, D]` of `x` and `[D]` of `weight`. The latter is summed block by block, in the
+/// same order whatever the number of threads.
+pub(crate) fn backward<T: Number>(
+    x: &[T],
+    weight: &[T],
+    inverse_rms: &[T],
+    grad: &[T],
+) -> (Vec<T>, Vec<T>) {
+    let size = weight.len();
+    let block = (BLOCK / size).max(1);
+    let scale = T::from_f64(1.0 / size as f64);
+    let mut grad_x = vec![T::ZERO; x.len()];
+    let parts: Vec<Vec<T>> = grad_x
+        .par_chunks_mut(block * size)
+        .zip(x.par_chunks(block * size))
+        .zip(grad.par_chunks(block * size))
+        .zip(inverse_rms.par_chunks(block))
+        .map(|(((grad_x, x), grad), inverse_rms)| {
+            let mut grad_weight = vec![T::ZERO; size];
+            let mut grad_normed = vec![T::ZERO; size];
+            vectorised(|| {
+                let rows = grad_x.chunks_exact_mut(size).zip(x.chunks_exact(size));
+                for (((grad_x, x), grad), &factor) in
+                    rows.zip(grad.chunks_exact(size)).zip(inverse_rms)
+                {
+                    for i in 0..size {
+                        grad_normed[i] = grad[i] * weight[i];
+                        grad_weight[i] += grad[i] * x[i] * factor;
+                    }
+                    let mean = dot(&grad_normed, x) * factor * scale;
+                    for i in 0..size {
+                        grad_x[i] = factor * (grad_normed[i] - x[i] * factor * mean);
+                    }
+                }
+            });
+            grad_weight
+        })
+        .collect();
+    let mut grad_weight = vec![T::ZERO; size];
+    for part in parts {
+        for (sum, part) in grad_weight.iter_mut().zip(part) {
+            *sum += part;
+        }
+    }
+    (grad_x, grad_weight)
+}

@@ -1,0 +1,56 @@
+//! Gradient of the gated activation.
+
+use burn::backend::tensor::FloatTensor;
+use burn_autodiff::{
+    Autodiff, NodeId,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+
+use crate::TreeTrainOps;
+
+#[derive(Debug)]
+struct SwigluBackward;
+
+impl<B: TreeTrainOps> Backward<B, 2> for SwigluBackward {
+    type State = (NodeId, NodeId);
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 2>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let [node_gate, node_up] = ops.parents;
+        let grad = grads.consume::<B>(&ops.node);
+        let gate = checkpointer.retrieve_node_output::<FloatTensor<B>>(ops.state.0);
+        let up = checkpointer.retrieve_node_output::<FloatTensor<B>>(ops.state.1);
+        let (grad_gate, grad_up) = B::swiglu_backward(gate, up, grad);
+        if let Some(node) = node_gate {
+            grads.register::<B>(node.id, grad_gate);
+        }
+        if let Some(node) = node_up {
+            grads.register::<B>(node.id, grad_up);
+        }
+    }
+}
+
+/// The forward pass on an autodiff backend.
+pub(crate) fn forward<B: TreeTrainOps, C: CheckpointStrategy>(
+    gate: FloatTensor<Autodiff<B, C>>,
+    up: FloatTensor<Autodiff<B, C>>,
+) -> FloatTensor<Autodiff<B, C>> {
+    let output = B::swiglu(gate.primitive().clone(), up.primitive().clone());
+    match SwigluBackward
+        .prepare::<C>([gate.node(), up.node()])
+        .compute_bound()
+        .stateful()
+    {
+        OpsKind::Tracked(mut prep) => {
+            let state = (prep.checkpoint(&gate), prep.checkpoint(&up));
+            prep.finish(state, output)
+        }
+        OpsKind::UnTracked(prep) => prep.finish(output),
+    }
+}
