@@ -261,6 +261,48 @@ fn the_baseline_alone_is_that_of_the_comparison() {
     assert_eq!(losses("both"), losses("flat"));
 }
 
+/// An exported model, loaded again, has the validation loss that the run ended with; so has one
+/// into which adapters were merged.
+#[test]
+fn exported_models_are_the_trained_ones() {
+    let folder = setup();
+    let options = ["--validation-fraction", "0.4", "--epochs", "3"];
+    let last_loss = |run: &str, own: &[&str]| {
+        succeed(
+            folder.path(),
+            &[&options[..], &["--output", run], own].concat(),
+        );
+        records(folder.path(), run)
+            .last()
+            .unwrap()
+            .validation_loss
+            .unwrap()
+    };
+    for (index, lora) in [
+        &[][..],
+        &["--lora-rank", "4", "--lora-export", "merged"][..],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let model = format!("model{index}");
+        let (run, again) = (format!("run{index}"), format!("again{index}"));
+        let train = ["--learning-rate", "0.05", "--export", &model];
+        let trained = last_loss(&run, &[&train[..], lora].concat());
+        // Too small a rate to change anything.
+        let loaded = last_loss(&again, &["--model", &model, "--learning-rate", "1e-12"]);
+        let untrained = last_loss(&format!("untrained{index}"), &["--learning-rate", "1e-12"]);
+        assert!(
+            (loaded - trained).abs() < 1e-5 * trained,
+            "{loaded} is not {trained}"
+        );
+        assert!(
+            (untrained - trained).abs() > 1e-2 * trained,
+            "nothing was learnt"
+        );
+    }
+}
+
 /// bfloat16 products with f32 parameters stay near the f32 run.
 #[test]
 fn half_precision_follows_single_precision() {
@@ -324,7 +366,18 @@ fn mistakes_are_explained() {
     let folder = setup();
     let base = folder.path();
     succeed(base, &["--output", "run", "--max-steps", "1"]);
-    let cases: [(&[&str], &str); 9] = [
+    let config = fs::read_to_string(base.join("config.json")).unwrap();
+    let dropout = config.replace("{\"", "{\"attention_dropout\":0.1,\"");
+    fs::write(base.join("dropout.json"), dropout).unwrap();
+    let cases: [(&[&str], &str); 11] = [
+        (
+            &["--compare", "--model", "dropout.json"],
+            "dropout would make packed",
+        ),
+        (
+            &["--compare", "--checkpoint-every", "1"],
+            "writes no checkpoints",
+        ),
         (&["--output", "run"], "holds another run"),
         (&["--device", "abacus"], "was built with flex"),
         (&["--tasks", "t0,t9"], "\"t9\""),

@@ -105,3 +105,63 @@ fn kibibytes(file: &str, field: &str) -> Option<u64> {
         .ok()
         .map(|kib| kib * 1024)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUN: RunSize = RunSize {
+        pack_tokens: 1000,
+        projected_rows: 10,
+        packs_per_step: 1,
+        compute_bytes: 4,
+        models: 1,
+    };
+
+    #[test]
+    fn what_is_kept_for_the_whole_run_is_exact() {
+        let config = Qwen3Config::named("tiny", 100).unwrap();
+        let size = ModelSize::new(&config, None);
+        let one = MemoryEstimate::new(&config, &size, &RUN);
+        assert_eq!(one.parameters, 4 * size.parameters);
+        assert_eq!(one.gradients, 4 * size.parameters);
+        assert_eq!(one.optimizer, 8 * size.parameters);
+        let run = RunSize {
+            models: 2,
+            packs_per_step: 3,
+            ..RUN
+        };
+        let two = MemoryEstimate::new(&config, &size, &run);
+        assert_eq!(two.parameters, 2 * one.parameters);
+        assert_eq!(two.gradients, 2 * one.gradients);
+        assert_eq!(two.optimizer, 2 * one.optimizer);
+        assert_eq!(two.activations, one.activations);
+    }
+
+    #[test]
+    fn adapters_need_few_gradients_and_bfloat16_a_second_copy() {
+        let config = Qwen3Config::named("tiny", 100).unwrap();
+        let size = ModelSize::new(&config, Some(4));
+        let run = RunSize {
+            compute_bytes: 2,
+            ..RUN
+        };
+        let estimate = MemoryEstimate::new(&config, &size, &run);
+        assert_eq!(estimate.parameters, 6 * size.parameters);
+        assert_eq!(estimate.gradients, 4 * size.trained_parameters);
+        assert_eq!(estimate.optimizer, 8 * size.trained_parameters);
+    }
+
+    #[test]
+    fn sizes_are_readable() {
+        assert_eq!(format_bytes(3 << 29), "1.5 GiB");
+        assert_eq!(format_bytes(400 << 20), "400 MiB");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_system_tells_what_is_used_and_available() {
+        assert!(peak_memory().unwrap() > 1 << 20);
+        assert!(available_memory().unwrap() > 1 << 20);
+    }
+}

@@ -19,6 +19,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tree_pack::{PackOptions, Trajectory, build_forests};
 use tree_training_examples::lora::{self, LoraSettings};
 use tree_training_examples::qwen3::weights::SaveOptions;
+use tree_training_examples::training::atomic;
 use tree_training_examples::training::checkpoint::{self, RunState};
 use tree_training_examples::training::cost::ModelSize;
 use tree_training_examples::training::data::{self, DataOptions, TextOptions};
@@ -57,11 +58,13 @@ fn run(args: Args) -> Result<()> {
 
     // Trajectories, selected and split by task.
     let mut data = data::load(&data_options(&args, &source, config.vocab_size))?;
+    let mut original_ids = None;
     if args.compact_vocab {
         let vocabulary = CompactVocabulary::of(data.training.iter().chain(&data.validation));
         vocabulary.renumber(&mut data.training);
         vocabulary.renumber(&mut data.validation);
         config = source.config(Some(vocabulary.len()))?;
+        original_ids = Some(vocabulary.original_ids);
     }
 
     // Optimizer steps: whole tasks, packed within a budget. The flat plan has the same steps.
@@ -109,6 +112,13 @@ fn run(args: Args) -> Result<()> {
     let output = output_folder(&args, resumed.as_deref())?;
     let (mut metrics, mut records) =
         MetricsLog::resume(&output.join("metrics.jsonl"), completed_steps)?;
+    if let Some(ids) = original_ids {
+        // Entry k is the tokenizer's id of the model's id k.
+        atomic::write(
+            &output.join("original_token_ids.json"),
+            &serde_json::to_vec(&ids)?,
+        )?;
+    }
     println!("Output: {}", output.display());
 
     // The model and its optimizer, one pair for each kind of step.

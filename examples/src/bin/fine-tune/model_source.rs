@@ -46,6 +46,16 @@ impl ModelSource {
                 format!("--model {name} is neither a folder, nor a config.json, nor a known name")
             })?,
         };
+        if let Some(moe) = &config.moe
+            && moe.router_aux_loss_coef != 0.0
+        {
+            bail!(
+                "--model {}: asks for a load-balancing loss (router_aux_loss_coef {}), which this \
+                 program does not add; set output_router_logits to false to train without",
+                self.name(),
+                moe.router_aux_loss_coef
+            );
+        }
         if let Some(vocab_size) = vocab_size {
             if self.is_trained() {
                 bail!(
