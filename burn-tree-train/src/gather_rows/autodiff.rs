@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::backend::tensor::FloatTensor;
 use burn_autodiff::{
-    Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
     grads::Gradients,
     ops::{Backward, Ops, OpsKind, unary},
@@ -12,6 +10,7 @@ use burn_autodiff::{
 
 use super::GatherPlan;
 use crate::TreeTrainOps;
+use crate::primitive::Tracked;
 
 #[derive(Debug)]
 struct GatherRowsBackward;
@@ -33,9 +32,9 @@ impl<B: TreeTrainOps> Backward<B, 1> for GatherRowsBackward {
 
 /// The forward pass on an autodiff backend.
 pub(crate) fn forward<B: TreeTrainOps, C: CheckpointStrategy>(
-    x: FloatTensor<Autodiff<B, C>>,
+    x: Tracked<B, C>,
     plan: Arc<GatherPlan>,
-) -> FloatTensor<Autodiff<B, C>> {
+) -> Tracked<B, C> {
     let (x, node) = x.into_parts();
     let output = B::gather_rows(x, plan.clone());
     match GatherRowsBackward

@@ -35,7 +35,7 @@ pub fn gather_rows(x: Tensor<2>, plan: &Arc<GatherPlan>) -> Tensor<2> {
         plan.rows()
     );
     if plan.indices().is_empty() {
-        return x.slice([0..0]);
+        return x.slice_dim(0, 0..0);
     }
     Tensor::from_dispatch(<Dispatch as TreeTrainOps>::gather_rows(
         x.into_dispatch(),

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use burn::backend::tensor::FloatTensor;
 use burn_autodiff::{
-    Autodiff, NodeId,
+    NodeId,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
 };
 
 use crate::TreeTrainOps;
+use crate::primitive::Tracked;
 
 #[derive(Debug)]
 struct GroupedLinearBackward;
@@ -41,10 +42,10 @@ impl<B: TreeTrainOps> Backward<B, 2> for GroupedLinearBackward {
 
 /// The forward pass on an autodiff backend.
 pub(crate) fn forward<B: TreeTrainOps, C: CheckpointStrategy>(
-    x: FloatTensor<Autodiff<B, C>>,
-    weight: FloatTensor<Autodiff<B, C>>,
+    x: Tracked<B, C>,
+    weight: Tracked<B, C>,
     group_sizes: Arc<Vec<usize>>,
-) -> FloatTensor<Autodiff<B, C>> {
+) -> Tracked<B, C> {
     let output = B::grouped_linear(
         x.primitive().clone(),
         weight.primitive().clone(),

@@ -15,6 +15,7 @@ use burn_autodiff::{
 
 use super::LmHeadPlan;
 use crate::TreeTrainOps;
+use crate::primitive::Tracked;
 
 #[derive(Debug)]
 struct LmHeadBackward;
@@ -62,16 +63,12 @@ impl<B: TreeTrainOps> Backward<B, 2> for LmHeadBackward {
 
 /// The forward pass on an autodiff backend.
 pub(crate) fn forward<B: TreeTrainOps, C: CheckpointStrategy>(
-    hidden: FloatTensor<Autodiff<B, C>>,
-    head_weight: FloatTensor<Autodiff<B, C>>,
+    hidden: Tracked<B, C>,
+    head_weight: Tracked<B, C>,
     targets: IntTensor<B>,
     plan: Arc<LmHeadPlan>,
     entropy: bool,
-) -> (
-    FloatTensor<Autodiff<B, C>>,
-    FloatTensor<Autodiff<B, C>>,
-    FloatTensor<Autodiff<B, C>>,
-) {
+) -> (Tracked<B, C>, Tracked<B, C>, Tracked<B, C>) {
     let (log_probs, log_sum_exp, entropy) = B::lm_head_log_probs(
         hidden.primitive().clone(),
         head_weight.primitive().clone(),

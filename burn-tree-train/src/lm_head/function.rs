@@ -43,6 +43,30 @@ pub struct TokenLogProbs {
 /// pass recomputes them. The products run in the wider dtype of the two arguments, the softmax and
 /// the sums over chunks in at least f32.
 ///
+/// ```
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_tree_train::{LmHeadOptions, sft_loss, token_log_probs};
+/// use tree_pack::{PackOptions, Trajectory, TreeBatch, build_forests, pack_step};
+///
+/// // Two trajectories that part after two tokens; everything after the first token is trained.
+/// let trajectories = [vec![1, 2, 3], vec![1, 2, 4]]
+///     .map(|tokens| Trajectory::new("task", "run", tokens, vec![true; 3]));
+/// let forests = build_forests(&trajectories)?;
+/// let step = pack_step(&trajectories, &forests, &PackOptions::new(1024))?;
+/// let device = Device::flex();
+/// let batch = TreeBatch::new(&step.packs, &device);
+///
+/// let [rows, length] = batch.dims();
+/// let hidden = Tensor::<3>::random([rows, length, 8], Distribution::Default, &device);
+/// let head = Tensor::<2>::random([5, 8], Distribution::Default, &device);
+/// let output = token_log_probs(hidden, head, &batch.occurrences, LmHeadOptions::default());
+/// // Four predictions: the shared one is computed once and counts twice in its weight.
+/// assert_eq!(output.log_probs.dims(), [3]);
+/// let loss = sft_loss(output.log_probs, &batch.occurrences);
+/// assert_eq!(loss.dims(), [1]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Panics
 ///
 /// With the text of [`LmHeadError`] where [`try_token_log_probs`] returns one.
@@ -58,7 +82,8 @@ pub fn token_log_probs(
 
 /// [`token_log_probs`] that returns an error if the arguments do not fit together.
 ///
-/// Targets live on the device and are not checked here: each must be below `V`.
+/// Targets live on the device and are not checked here: each must be below `V`. (On Flex one that
+/// is not panics, naming it.)
 pub fn try_token_log_probs(
     hidden: Tensor<3>,
     head_weight: Tensor<2>,

@@ -9,6 +9,7 @@ use burn_autodiff::{
 };
 
 use crate::TreeTrainOps;
+use crate::primitive::Tracked;
 
 #[derive(Debug)]
 struct RmsNormBackward;
@@ -39,10 +40,10 @@ impl<B: TreeTrainOps> Backward<B, 2> for RmsNormBackward {
 
 /// The forward pass on an autodiff backend.
 pub(crate) fn forward<B: TreeTrainOps, C: CheckpointStrategy>(
-    x: FloatTensor<Autodiff<B, C>>,
-    weight: FloatTensor<Autodiff<B, C>>,
+    x: Tracked<B, C>,
+    weight: Tracked<B, C>,
     epsilon: f64,
-) -> (FloatTensor<Autodiff<B, C>>, FloatTensor<Autodiff<B, C>>) {
+) -> (Tracked<B, C>, Tracked<B, C>) {
     let (y, inverse_rms) = B::rms_norm(x.primitive().clone(), weight.primitive().clone(), epsilon);
     let y = match RmsNormBackward
         .prepare::<C>([x.node(), weight.node()])

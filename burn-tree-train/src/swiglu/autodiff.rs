@@ -2,13 +2,14 @@
 
 use burn::backend::tensor::FloatTensor;
 use burn_autodiff::{
-    Autodiff, NodeId,
+    NodeId,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
 };
 
 use crate::TreeTrainOps;
+use crate::primitive::Tracked;
 
 #[derive(Debug)]
 struct SwigluBackward;
@@ -38,9 +39,9 @@ impl<B: TreeTrainOps> Backward<B, 2> for SwigluBackward {
 
 /// The forward pass on an autodiff backend.
 pub(crate) fn forward<B: TreeTrainOps, C: CheckpointStrategy>(
-    gate: FloatTensor<Autodiff<B, C>>,
-    up: FloatTensor<Autodiff<B, C>>,
-) -> FloatTensor<Autodiff<B, C>> {
+    gate: Tracked<B, C>,
+    up: Tracked<B, C>,
+) -> Tracked<B, C> {
     let output = B::swiglu(gate.primitive().clone(), up.primitive().clone());
     match SwigluBackward
         .prepare::<C>([gate.node(), up.node()])

@@ -188,7 +188,8 @@ impl Qwen3Config {
     /// Whether the feed-forward layer of block `layer` is a mixture of experts.
     pub fn is_moe_layer(&self, layer: usize) -> bool {
         self.moe.as_ref().is_some_and(|moe| {
-            !moe.mlp_only_layers.contains(&layer) && (layer + 1) % moe.decoder_sparse_step == 0
+            !moe.mlp_only_layers.contains(&layer)
+                && (layer + 1).is_multiple_of(moe.decoder_sparse_step)
         })
     }
 }

@@ -16,6 +16,25 @@ use super::source::{ParameterSource, RandomSource};
 ///
 /// Module paths are the keys of a Hugging Face checkpoint without `model.`; matrices of linear
 /// layers are transposed.
+///
+/// ```
+/// use burn::tensor::{Device, FloatDType};
+/// use burn_tree_train::{BlockContext, TreeModel};
+/// use tree_pack::{PackOptions, Trajectory, TreeBatch, build_forests, pack_step};
+/// use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
+///
+/// let device = Device::flex();
+/// let config = Qwen3Config { num_hidden_layers: 1, ..Qwen3Config::named("tiny", 10)? };
+/// let model = Qwen3::random(&config, 0, FloatDType::F32, &device);
+/// let trajectories = [vec![1, 2, 3], vec![1, 2, 4]]
+///     .map(|tokens| Trajectory::new("task", "run", tokens, vec![true; 3]));
+/// let forests = build_forests(&trajectories)?;
+/// let step = pack_step(&trajectories, &forests, &PackOptions::new(64))?;
+/// let batch = TreeBatch::new(&step.packs, &device);
+/// let hidden = model.hidden_states(batch.tokens.clone(), &BlockContext::new(&batch));
+/// assert_eq!(hidden.dims(), [1, 4, config.hidden_size]); // four tokens instead of six
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Module, Debug)]
 pub struct Qwen3 {
     /// `[vocab, hidden]`
