@@ -47,7 +47,8 @@ pub fn tree_attention(
     let value = repeat_heads(value, group);
     let scores = query.matmul(key.transpose()) * scale;
     let scores = match options.softcap {
-        Some(cap) => (scores / cap).tanh() * cap,
+        // Not `scores / cap`: Burn 0.22 computes the backward of that division in f32.
+        Some(cap) => (scores * cap.recip()).tanh() * cap,
         None => scores,
     };
     let scores = scores.mask_fill(visible.clone().bool_not(), -1e30);

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::blocks::KeyBlock;
 use super::matrix::Matrix;
 use super::scalar::{Real, Storage};
-use super::softmax::{soften, vectorised};
+use super::softmax::{hide, soften};
 use crate::ops::AttentionSettings;
 use crate::visibility::Visibility;
 
@@ -133,7 +133,7 @@ impl HeadTile {
         settings: &AttentionSettings,
     ) {
         if let Some(cap) = settings.softcap {
-            vectorised(|| soften(scores, T::from_f64(cap)));
+            soften(scores, T::from_f64(cap));
         }
         if block.full {
             return;
@@ -166,13 +166,7 @@ impl HeadTile {
                     },
                 ));
             }
-            vectorised(|| {
-                for scores in scores.chunks_exact_mut(block.n_keys) {
-                    for (score, &hidden) in scores.iter_mut().zip(hidden.iter()) {
-                        *score = if hidden < T::ZERO { hidden } else { *score };
-                    }
-                }
-            });
+            hide(scores, hidden);
         }
     }
 }

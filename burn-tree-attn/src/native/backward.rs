@@ -7,7 +7,7 @@ use super::blocks::{KeyBlock, key_blocks};
 use super::disjoint::DisjointMut;
 use super::matrix::{Matrix, multiply};
 use super::scalar::{Real, Storage};
-use super::softmax::{differentiate, dot, vectorised};
+use super::softmax::{differentiate_block, row_products};
 
 /// Gradients of the inputs, in their shapes.
 pub(crate) struct Gradients<E> {
@@ -150,11 +150,8 @@ impl<T: Real> Scratch<T> {
         tile.load(&mut self.grad_output, grad_output, width, T::ONE);
         let (delta, log_sums) = (&mut self.delta, &mut self.log_sum_exp);
         delta.clear();
-        let rows = self
-            .output
-            .chunks_exact(width)
-            .zip(self.grad_output.chunks_exact(width));
-        vectorised(|| delta.extend(rows.map(|(output, grad)| dot(output, grad))));
+        delta.resize(tile.matrix_rows(), T::ZERO);
+        row_products(delta, &self.output, &self.grad_output, width);
         log_sums.clear();
         tile.for_each_row(1, |_, at| log_sums.push(log_sum_exp[at.start]));
         self.grad_query.clear();
@@ -200,15 +197,7 @@ impl<T: Real> Scratch<T> {
         multiply(grad_scores, grad_output, values.transposed(), false);
         let softcap = problem.settings.softcap.map(T::from_f64);
         let (log_sum_exp, delta) = (&self.log_sum_exp[rows.clone()], &self.delta[rows.clone()]);
-        vectorised(|| {
-            let scores = scores.chunks_exact_mut(n_keys);
-            let grads = grad_scores.chunks_exact_mut(n_keys);
-            for (((scores, grads), &log_sum_exp), &delta) in
-                scores.zip(grads).zip(log_sum_exp).zip(delta)
-            {
-                differentiate(scores, grads, log_sum_exp, delta, softcap);
-            }
-        });
+        differentiate_block(scores, grad_scores, n_keys, log_sum_exp, delta, softcap);
 
         let probabilities = Matrix::new(scores, rows.len(), n_keys).transposed();
         let grad_scores = Matrix::new(grad_scores, rows.len(), n_keys);

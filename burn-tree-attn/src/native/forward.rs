@@ -7,7 +7,7 @@ use super::blocks::{KeyBlock, key_blocks};
 use super::disjoint::DisjointMut;
 use super::matrix::{Matrix, multiply};
 use super::scalar::{Real, Storage};
-use super::softmax::{OnlineRow, vectorised};
+use super::softmax::{OnlineRow, absorb_block};
 
 /// Results of the forward pass.
 pub(crate) struct Forward<E: Storage> {
@@ -135,20 +135,13 @@ fn tile_forward<E: Storage>(
         );
         tile.cap_and_hide(scores, hidden, block, problem.visibility, &problem.settings);
         let output = &mut output[rows.start * value_dim..rows.end * value_dim];
-        vectorised(|| {
-            let outputs = output.chunks_exact_mut(value_dim);
-            let rows = softmax[rows.clone()]
-                .iter_mut()
-                .zip(scores.chunks_exact_mut(n_keys));
-            for ((row, scores), output) in rows.zip(outputs) {
-                let factor = row.absorb(scores);
-                if factor != E::Compute::ONE {
-                    for out in output {
-                        *out = *out * factor;
-                    }
-                }
-            }
-        });
+        absorb_block(
+            &mut softmax[rows.clone()],
+            scores,
+            n_keys,
+            output,
+            value_dim,
+        );
         let probabilities = Matrix::new(scores, rows.len(), n_keys);
         multiply(
             output,

@@ -3,7 +3,6 @@
 use rayon::prelude::*;
 
 use super::scalar::{Real, Storage};
-use super::softmax::vectorised;
 use crate::generic::inverse_frequencies;
 use crate::ops::RopeDirection;
 
@@ -40,12 +39,10 @@ pub(crate) fn rope<E: Storage>(
             pieces
                 .zip(positions.par_chunks(piece_rows))
                 .for_each(|((out, x), positions)| {
-                    vectorised(|| {
-                        let rows = out.chunks_exact_mut(head_dim).zip(x.chunks_exact(head_dim));
-                        for ((out, x), &position) in rows.zip(positions) {
-                            rotate_row(out, x, table.row(position), half);
-                        }
-                    });
+                    let rows = out.chunks_exact_mut(head_dim).zip(x.chunks_exact(head_dim));
+                    for ((out, x), &position) in rows.zip(positions) {
+                        rotate_row(out, x, table.row(position), half);
+                    }
                 });
         });
     out

@@ -5,8 +5,10 @@ use super::scalar::Real;
 /// Independent partial sums per row: enough for the widest vectors.
 const LANES: usize = 16;
 
-/// Runs `f` compiled for the widest vector instructions of this processor. What `f` calls must be
+/// Runs `f` compiled for the widest vector instructions of this processor, if the compiler inlines
+/// it (short closures; longer ones are better defined by `vectorised_fn`). What `f` calls must be
 /// `#[inline(always)]` to be compiled along.
+#[inline(always)]` to be compiled along.
 #[inline(always)]
 pub fn vectorised<R>(f: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
@@ -35,6 +37,48 @@ pub fn vectorised<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
+/// Defines a function that runs compiled for the widest vector instructions of this processor.
+/// What it calls must be `#[inline(always)]` to be compiled along.
+macro_rules! vectorised_fn {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis fn $name:ident<$t:ident: $bound:ident>(
+            $($argument:ident: $type:ty),* $(,)?
+        ) $body:block
+    ) => {
+        $(#[$attribute])*
+        $visibility fn $name<$t: $bound>($($argument: $type),*) {
+            #[inline(always)]
+            fn body<$t: $bound>($($argument: $type),*) $body
+
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
+                fn with_avx512<$t: $bound>($($argument: $type),*) {
+                    body($($argument),*)
+                }
+                #[target_feature(enable = "avx2")]
+                fn with_avx2<$t: $bound>($($argument: $type),*) {
+                    body($($argument),*)
+                }
+                if is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                {
+                    // SAFETY: the processor has these instructions.
+                    return unsafe { with_avx512($($argument),*) };
+                }
+                if is_x86_feature_detected!("avx2") {
+                    // SAFETY: the processor has these instructions.
+                    return unsafe { with_avx2($($argument),*) };
+                }
+            }
+            body($($argument),*)
+        }
+    };
+}
+
 /// Combines all values, in [`LANES`] independent partial results.
 #[inline(always)]
 pub fn fold<T: Real>(values: &[T], start: T, combine: impl Fn(T, T) -> T) -> T {
@@ -59,7 +103,6 @@ pub fn fold<T: Real>(values: &[T], start: T, combine: impl Fn(T, T) -> T) -> T {
     lanes[0]
 }
 
-/// Sum of products.
 #[inline(always)]
 pub fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     let mut lanes = [T::ZERO; LANES];
@@ -100,7 +143,7 @@ impl<T: Real> OnlineRow<T> {
     /// Replaces scores by their exponentials relative to the new largest one; returns the factor
     /// for what was summed before.
     #[inline(always)]
-    pub(super) fn absorb(&mut self, scores: &mut [T]) -> T {
+    fn absorb(&mut self, scores: &mut [T]) -> T {
         let max = fold(scores, self.max, |a, b| if a > b { a } else { b });
         if max == T::NEG_INFINITY {
             // Nothing visible, here or before.
@@ -117,19 +160,79 @@ impl<T: Real> OnlineRow<T> {
     }
 }
 
-/// Scores -> `cap * tanh(score / cap)`.
-#[inline(always)]
-pub(super) fn soften<T: Real>(scores: &mut [T], cap: T) {
-    let inverse = T::ONE / cap;
-    for score in scores.iter_mut() {
-        *score = cap * (*score * inverse).tanh();
+vectorised_fn! {
+    /// Takes a block of scores `[rows, n_keys]` into the softmax of its rows: scores become
+    /// exponentials, and `output [rows, width]`, summed so far, is scaled to match.
+    pub(super) fn absorb_block<T: Real>(
+        rows: &mut [OnlineRow<T>],
+        scores: &mut [T],
+        n_keys: usize,
+        output: &mut [T],
+        width: usize,
+    ) {
+        let scores = scores.chunks_exact_mut(n_keys);
+        for ((row, scores), output) in rows.iter_mut().zip(scores).zip(output.chunks_exact_mut(width)) {
+            let factor = row.absorb(scores);
+            if factor != T::ONE {
+                for out in output {
+                    *out = *out * factor;
+                }
+            }
+        }
     }
 }
 
-/// One row of the backward pass: capped scores -> probabilities, and gradients of the
-/// probabilities -> gradients of the scores before the cap.
+vectorised_fn! {
+    /// Scores -> `cap * tanh(score / cap)`.
+    pub(super) fn soften<T: Real>(scores: &mut [T], cap: T) {
+        let inverse = T::ONE / cap;
+        for score in scores.iter_mut() {
+            *score = cap * (*score * inverse).tanh();
+        }
+    }
+}
+
+vectorised_fn! {
+    /// Rows of scores become `-inf` where `hidden` is.
+    pub(super) fn hide<T: Real>(scores: &mut [T], hidden: &[T]) {
+        for scores in scores.chunks_exact_mut(hidden.len()) {
+            for (score, &hidden) in scores.iter_mut().zip(hidden) {
+                *score = if hidden < T::ZERO { hidden } else { *score };
+            }
+        }
+    }
+}
+
+vectorised_fn! {
+    /// Sums of products of rows: `sums[i] = a[i] . b[i]`.
+    pub(super) fn row_products<T: Real>(sums: &mut [T], a: &[T], b: &[T], width: usize) {
+        let rows = a.chunks_exact(width).zip(b.chunks_exact(width));
+        for (sum, (a, b)) in sums.iter_mut().zip(rows) {
+            *sum = dot(a, b);
+        }
+    }
+}
+
+vectorised_fn! {
+    /// Backward pass of a block `[rows, n_keys]`: capped scores -> probabilities, and gradients of
+    /// the probabilities -> gradients of the scores before the cap.
+    pub(super) fn differentiate_block<T: Real>(
+        scores: &mut [T],
+        grads: &mut [T],
+        n_keys: usize,
+        log_sum_exp: &[T],
+        delta: &[T],
+        softcap: Option<T>,
+    ) {
+        let rows = scores.chunks_exact_mut(n_keys).zip(grads.chunks_exact_mut(n_keys));
+        for (((scores, grads), &log_sum_exp), &delta) in rows.zip(log_sum_exp).zip(delta) {
+            differentiate(scores, grads, log_sum_exp, delta, softcap);
+        }
+    }
+}
+
 #[inline(always)]
-pub(super) fn differentiate<T: Real>(
+fn differentiate<T: Real>(
     scores: &mut [T],
     grads: &mut [T],
     log_sum_exp: T,
