@@ -8,7 +8,6 @@ const LANES: usize = 16;
 /// Runs `f` compiled for the widest vector instructions of this processor, if the compiler inlines
 /// it (short closures; longer ones are better defined by `vectorised_fn`). What `f` calls must be
 /// `#[inline(always)]` to be compiled along.
-#[inline(always)]` to be compiled along.
 #[inline(always)]
 pub fn vectorised<R>(f: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
