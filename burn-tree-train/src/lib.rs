@@ -5,6 +5,8 @@
 //! with [`sft_loss`]. [`gather_rows`], [`grouped_linear`], [`rms_norm`] and [`swiglu`] are
 //! building blocks of models whose Burn counterparts are slow or sum in arbitrary order.
 
+#![cfg_attr(any(feature = "tch", feature = "ndarray"), allow(deprecated))]
+
 mod backends;
 pub mod gather_rows;
 pub mod grouped_linear;
