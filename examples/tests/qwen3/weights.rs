@@ -308,6 +308,6 @@ fn random_weights_depend_on_the_seed_alone() {
     let message = Qwen3Config::named("huge", 50).unwrap_err().to_string();
     assert_eq!(
         message,
-        "no built-in model `huge`; there are tiny, tiny-moe, 0.6b"
+        "no built-in model `huge`; there are tiny, tiny-moe, small, 0.6b"
     );
 }
