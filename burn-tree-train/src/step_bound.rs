@@ -133,7 +133,7 @@ impl StepBound {
     /// };
     /// let bound = StepBound::new(&model, &tree, &flat).unwrap();
     /// assert_eq!(bound.token_bound, 1.5);
-    /// assert!(bound.step_bound > 1.5 && bound.step_bound < 1.52);
+    /// assert!(bound.step_bound > 1.53 && bound.step_bound < 1.54);
     /// ```
     pub fn new(model: &ModelCost, tree: &StepCounts, flat: &StepCounts) -> Option<Self> {
         if tree.tokens == 0 || flat.tokens == 0 {
