@@ -15,4 +15,5 @@ pub mod plan;
 pub mod plots;
 pub mod report;
 pub mod schedule;
+pub mod selection;
 pub mod vocabulary;

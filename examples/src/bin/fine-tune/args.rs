@@ -8,8 +8,8 @@ use burn::tensor::FloatDType;
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 use tree_pack::{Aggregation, Objective};
-use tree_training_examples::training::data::{Selection, TooLong};
 use tree_training_examples::training::schedule::Decay;
+use tree_training_examples::training::selection::{Selection, TooLong};
 
 /// Fine-tunes a Qwen3-family model on trajectories that share prefixes, computing every shared
 /// token once.
