@@ -34,26 +34,22 @@ pub enum DeviceError {
 
 /// Names of the backends that are built in.
 pub fn built_in() -> Vec<&'static str> {
-    let mut names = Vec::new();
-    #[cfg(feature = "flex")]
-    names.push("flex");
-    #[cfg(feature = "ndarray")]
-    names.push("ndarray");
-    #[cfg(feature = "tch")]
-    names.extend(["libtorch", "libtorch-cuda"]);
-    #[cfg(feature = "cpu")]
-    names.push("cpu");
-    #[cfg(feature = "cuda")]
-    names.push("cuda");
-    #[cfg(feature = "rocm")]
-    names.push("rocm");
-    #[cfg(feature = "wgpu")]
-    names.push("wgpu");
-    #[cfg(feature = "vulkan")]
-    names.push("vulkan");
-    #[cfg(feature = "metal")]
-    names.push("metal");
-    names
+    let all = [
+        (cfg!(feature = "flex"), "flex"),
+        (cfg!(feature = "ndarray"), "ndarray"),
+        (cfg!(feature = "tch"), "libtorch"),
+        (cfg!(feature = "tch"), "libtorch-cuda"),
+        (cfg!(feature = "cpu"), "cpu"),
+        (cfg!(feature = "cuda"), "cuda"),
+        (cfg!(feature = "rocm"), "rocm"),
+        (cfg!(feature = "wgpu"), "wgpu"),
+        (cfg!(feature = "vulkan"), "vulkan"),
+        (cfg!(feature = "metal"), "metal"),
+    ];
+    all.into_iter()
+        .filter(|(is_in, _)| *is_in)
+        .map(|(_, name)| name)
+        .collect()
 }
 
 /// The device called `name` or `name:index`, without automatic differentiation.

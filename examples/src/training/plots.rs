@@ -141,7 +141,8 @@ pub fn speedup(path: &Path, records: &[StepRecord]) -> Result<(), PlotError> {
             .legend(|(x, y)| {
                 Rectangle::new([(x, y - 6), (x + 22, y + 6)], TREE.mix(0.75).filled())
             });
-        let bounds: [(&str, RGBColor, fn(&ComparisonRecord) -> f64); 2] = [
+        type Bound = fn(&ComparisonRecord) -> f64;
+        let bounds: [(&str, RGBColor, Bound); 2] = [
             ("step bound (FLOPs)", BLACK, |c| c.step_bound),
             ("token bound, 1 / (1 - POR)", FLAT, |c| c.token_bound),
         ];
@@ -199,7 +200,7 @@ fn padded(values: impl Iterator<Item = f64>) -> Option<Range<f64>> {
             (low.min(v), high.max(v))
         });
     let margin = ((high - low) * 0.06).max(high.abs() * 1e-3).max(1e-9);
-    (low <= high).then(|| low - margin..high + margin)
+    (low <= high).then_some(low - margin..high + margin)
 }
 
 type Chart<'a, 'b> = ChartContext<

@@ -105,6 +105,7 @@ fn digest(trajectories: &[Trajectory]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::slice::from_ref;
 
     #[test]
     fn the_digest_tells_tokens_masks_and_weights_apart() {
@@ -114,8 +115,9 @@ mod tests {
         others[1].loss_mask[1] = false;
         others[2].weight = 2.0;
         for other in others {
-            assert_ne!(digest(&[base.clone()]), digest(&[other]));
+            assert_ne!(digest(from_ref(&base)), digest(from_ref(&other)));
         }
-        assert_eq!(digest(&[base.clone()]), digest(&[base]));
+        let copy = vec![base.clone()];
+        assert_eq!(digest(from_ref(&base)), digest(&copy));
     }
 }
