@@ -14,3 +14,8 @@ pub mod packing;
 pub mod policy;
 pub mod step;
 pub mod tensors;
+
+/// The README's example compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;
