@@ -73,7 +73,7 @@ impl Real for f32 {
         p = p * r + 8.333_452e-3;
         p = p * r + 4.166_579_6e-2;
         p = p * r + 1.666_666_5e-1;
-        p = p * r + 5.000_000_1e-1;
+        p = p * r + 0.5;
         let e = p * r * r + r + 1.0;
         let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
         let value = e * power;

@@ -78,7 +78,7 @@ macro_rules! vectorised_fn {
     };
 }
 
-/// Combines all values, in [`LANES`] independent partial results.
+/// Combines all values, in a fixed number of independent partial results.
 #[inline(always)]
 pub fn fold<T: Real>(values: &[T], start: T, combine: impl Fn(T, T) -> T) -> T {
     let mut lanes = [start; LANES];
@@ -102,6 +102,7 @@ pub fn fold<T: Real>(values: &[T], start: T, combine: impl Fn(T, T) -> T) -> T {
     lanes[0]
 }
 
+/// Sum of products.
 #[inline(always)]
 pub fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     let mut lanes = [T::ZERO; LANES];
