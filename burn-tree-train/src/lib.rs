@@ -2,7 +2,7 @@
 //!
 //! A model takes part by implementing [`TreeModel`]. Its final hidden states become
 //! log-probabilities of the trained tokens with [`token_log_probs`], and those a loss, for example
-//! with [`sft_loss`]. [`gather_rows`], [`grouped_linear`], [`rms_norm`] and [`swiglu`] are
+//! with [`sft_loss`]. [`gather_rows()`], [`grouped_linear()`], [`rms_norm()`] and [`swiglu()`] are
 //! building blocks of models whose Burn counterparts are slow or sum in arbitrary order.
 
 #![cfg_attr(any(feature = "tch", feature = "ndarray"), allow(deprecated))]

@@ -103,7 +103,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = ObjectiveArg::PerPath, help_heading = "Training")]
     pub objective: ObjectiveArg,
     /// How the losses of a step are averaged: sum, sep-avg, trajectory-mean, token-mean,
-    /// weighted-token-mean, unique-mean or constant:<divisor>.
+    /// weighted-token-mean, unique-mean or constant:DIVISOR.
     #[arg(long, default_value = "token-mean", help_heading = "Training")]
     pub aggregation: AggregationArg,
     /// Highest learning rate.
@@ -305,7 +305,7 @@ impl FromStr for AggregationArg {
                 }
                 None => {
                     return Err("expected sum, sep-avg, trajectory-mean, token-mean, \
-                                weighted-token-mean, unique-mean or constant:<divisor>"
+                                weighted-token-mean, unique-mean or constant:DIVISOR"
                         .into());
                 }
             },
