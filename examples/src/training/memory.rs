@@ -35,10 +35,10 @@ pub struct RunSize {
 
 /// Tensors of `[tokens, width]` that autodiff keeps of one block, by width, and the head's logits
 /// alive at once. Counted from the operations of a block; checked against measured peaks.
-const KEPT_HIDDEN: u64 = 6;
-const KEPT_QUERY: u64 = 5;
-const KEPT_KEY: u64 = 5;
-const KEPT_INNER: u64 = 5;
+const KEPT_HIDDEN: u64 = 5;
+const KEPT_QUERY: u64 = 4;
+const KEPT_KEY: u64 = 4;
+const KEPT_INNER: u64 = 3;
 const HEAD_LOGITS: u64 = 3 << 24;
 
 impl MemoryEstimate {
