@@ -1,6 +1,6 @@
 //! Tree attention on Flex against plain matrix products of the same number of operations.
 //!
-//! `cargo bench -p burn-tree-attn [-- ROWS...]` (default 4096 8192 16384). For every tree and `N`
+//! `cargo bench -p burn-tree-attn [-- ROWS... TREES...]` (default 4096 8192 16384, all trees). For every tree and `N`
 //! it prints the time of forward and backward, the ratio to the time in which Flex multiplies
 //! matrices with as many floating-point operations (`4 d` per visible pair and query head forward,
 //! 2.5 times that backward), and the most memory held besides the inputs.
@@ -183,14 +183,22 @@ fn bench_rope(rows: usize) {
 }
 
 fn main() {
-    let rows: Vec<usize> = std::env::args()
+    // Cargo passes `--bench`.
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| arg != "--bench")
+        .collect();
+    let mut rows: Vec<usize> = arguments
+        .iter()
         .filter_map(|arg| arg.parse().ok())
         .collect();
-    let rows = if rows.is_empty() {
-        vec![4096, 8192, 16384]
-    } else {
-        rows
-    };
+    if rows.is_empty() {
+        rows = vec![4096, 8192, 16384];
+    }
+    let names: Vec<&String> = arguments
+        .iter()
+        .filter(|arg| arg.parse::<usize>().is_err())
+        .collect();
     println!(
         "{QUERY_HEADS}/{KV_HEADS} heads, head dimension {HEAD_DIM}, f32, {} threads; times in s, ratios to plain products",
         std::thread::available_parallelism().map_or(1, usize::from)
@@ -218,7 +226,9 @@ fn main() {
     ];
     for &rows in &rows {
         for (name, tree) in trees {
-            bench_attention(name, &tree(rows), rows);
+            if names.is_empty() || names.iter().any(|wanted| *wanted == name) {
+                bench_attention(name, &tree(rows), rows);
+            }
         }
         bench_rope(rows);
     }

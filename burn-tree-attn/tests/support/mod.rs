@@ -1,6 +1,7 @@
 //! Random trees, tensors and comparisons shared by the tests of this crate.
 
 #![allow(dead_code)]
+#![cfg_attr(any(feature = "tch", feature = "ndarray"), allow(deprecated))]
 
 use std::fmt;
 
