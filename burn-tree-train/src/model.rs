@@ -55,7 +55,7 @@ pub struct BlockOutputs {
 
 /// A causal language model as a sequence of blocks.
 ///
-/// Partitions, recomputation and all losses of this crate are written against this trait.
+/// Blocks are separate so that a step can be cut between them.
 pub trait TreeModel {
     /// `[B, N]` token ids -> `[B, N, hidden]`.
     fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3>;

@@ -260,7 +260,7 @@ pub enum LoraExport {
 pub enum ObjectiveArg {
     /// Once for every trajectory through it.
     PerPath,
-    /// The same, without merging predictions that coincide.
+    /// The same: predictions are merged where that changes nothing, which for this loss is always.
     PerOccurrence,
     /// Once, however many trajectories share it.
     Unique,
