@@ -16,6 +16,8 @@ pub fn device_name() -> String {
 /// # Panics
 /// If the name is unknown or its backend is not compiled in: tests must not run elsewhere
 /// unnoticed.
+// Burn is about to drop LibTorch and NdArray.
+#[cfg_attr(any(feature = "tch", feature = "ndarray"), allow(deprecated))]
 pub fn device() -> Device {
     match device_name().as_str() {
         #[cfg(feature = "flex")]
