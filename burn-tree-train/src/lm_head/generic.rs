@@ -4,7 +4,7 @@ use burn::backend::{
     Backend, TensorMetadata,
     tensor::{Device, FloatTensor, IndexingUpdateOp, IntTensor},
 };
-use burn::tensor::{FloatDType, IntDType, Shape, Slice};
+use burn::tensor::{DType, FloatDType, IntDType, Shape, Slice};
 
 use super::LmHeadPlan;
 use super::plan::LmHeadChunk;
@@ -185,8 +185,13 @@ fn flat_targets<B: Backend>(
     vocab: usize,
 ) -> IntTensor<B> {
     let targets = B::int_slice(targets.clone(), &[slice(&chunk.occurrences)]);
-    let targets = B::int_cast(targets, IntDType::I32);
-    B::int_add(B::int_mul_scalar(slots, (vocab as i64).into()), targets)
+    // LibTorch's integers are 64 bits wide and Burn casts them to nothing else there.
+    let dtype = match targets.dtype() {
+        DType::I64 => IntDType::I64,
+        _ => IntDType::I32,
+    };
+    let slots = B::int_mul_scalar(B::int_cast(slots, dtype), (vocab as i64).into());
+    B::int_add(slots, B::int_cast(targets, dtype))
 }
 
 fn flatten<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
