@@ -3,6 +3,8 @@
 use burn::tensor::DType;
 use thiserror::Error;
 
+use crate::AttentionImplementation;
+
 /// A [`TreeMask`](crate::TreeMask) could not be built.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
@@ -149,6 +151,14 @@ pub enum TreeAttentionError {
         value: f64,
         /// What is allowed.
         expected: &'static str,
+    },
+    /// The requested implementation does not run these tensors.
+    #[error("tree_attention: the {requested:?} implementation is not available: {reason}")]
+    Implementation {
+        /// What was asked for.
+        requested: AttentionImplementation,
+        /// What stands against it.
+        reason: String,
     },
 }
 

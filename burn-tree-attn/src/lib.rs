@@ -17,6 +17,8 @@ mod backends;
 mod error;
 mod functions;
 mod generic;
+#[cfg(feature = "cubecl-backend")]
+mod kernels;
 mod mask;
 #[cfg(feature = "flex")]
 mod native;
@@ -40,5 +42,5 @@ pub use functions::{
     RopeConfig, TreeAttentionOptions, rope, tree_attention, try_rope, try_tree_attention,
 };
 pub use mask::{KeyIntervals, PastKeys, TreeMask};
-pub use ops::{AttentionSettings, RopeDirection, TreeAttentionOps};
+pub use ops::{AttentionImplementation, AttentionSettings, RopeDirection, TreeAttentionOps};
 pub use visibility::{KeySpan, Tile, TilePlan, Visibility};

@@ -8,6 +8,20 @@ use burn::backend::{Backend, backend_extension};
 use crate::generic;
 use crate::visibility::Visibility;
 
+/// Which implementation of tree attention runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum AttentionImplementation {
+    /// The fastest that the device, the dtype and the head dimensions allow.
+    #[default]
+    Automatic,
+    /// Burn's own operations, tile by tile: runs on every backend.
+    Generic,
+    /// CubeCL kernels for any of its runtimes.
+    Portable,
+    /// CubeCL kernels for devices with matrix instructions.
+    Accelerated,
+}
+
 /// Resolved options of one call of tree attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionSettings {
@@ -17,6 +31,8 @@ pub struct AttentionSettings {
     pub softcap: Option<f64>,
     /// A query at path position `p` sees keys at positions `> p - sliding_window`.
     pub sliding_window: Option<usize>,
+    /// What is to run; checked before dispatch.
+    pub implementation: AttentionImplementation,
 }
 
 /// Which way [`TreeAttentionOps::rope`] turns.

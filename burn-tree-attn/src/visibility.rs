@@ -2,7 +2,12 @@
 
 use std::fmt;
 use std::ops::Range;
+#[cfg(feature = "cubecl-backend")]
+use std::sync::MutexGuard;
 use std::sync::{Arc, Mutex, PoisonError};
+
+#[cfg(feature = "cubecl-backend")]
+use crate::kernels::attention::device_plan::DevicePlans;
 
 /// Intervals and positions of a [`TreeMask`](crate::TreeMask) on the host, with the tile plans
 /// made from them so far.
@@ -15,6 +20,8 @@ pub struct Visibility {
     key_position: Vec<u32>,
     query_position: Vec<u32>,
     plans: Mutex<Vec<(PlanKey, Arc<TilePlan>)>>,
+    #[cfg(feature = "cubecl-backend")]
+    device_plans: Mutex<DevicePlans>,
 }
 
 /// What a plan depends on, besides the mask.
@@ -87,16 +94,16 @@ impl TilePlan {
 
 /// A maximal run of keys whose intervals follow one rule.
 #[derive(Clone, Copy)]
-struct KeyRun {
-    key_start: u32,
-    len: u32,
+pub(crate) struct KeyRun {
+    pub(crate) key_start: u32,
+    pub(crate) len: u32,
     /// Interval of the first key.
-    row_start: u32,
-    row_end: u32,
+    pub(crate) row_start: u32,
+    pub(crate) row_end: u32,
     /// Growth of `row_start` from key to key: 0 or 1 (a node's own rows).
-    step: u32,
+    pub(crate) step: u32,
     /// Position of the first key; it grows by one from key to key.
-    position: u32,
+    pub(crate) position: u32,
 }
 
 impl Visibility {
@@ -117,6 +124,8 @@ impl Visibility {
             key_position,
             query_position,
             plans: Mutex::new(Vec::new()),
+            #[cfg(feature = "cubecl-backend")]
+            device_plans: Mutex::new(Vec::new()),
         }
     }
 
@@ -174,6 +183,13 @@ impl Visibility {
         plan
     }
 
+    #[cfg(feature = "cubecl-backend")]
+    pub(crate) fn device_plans(&self) -> MutexGuard<'_, DevicePlans> {
+        self.device_plans
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn build_plan(&self, tile_rows: usize, sliding_window: Option<usize>) -> TilePlan {
         let mut plan = TilePlan {
             tile_rows,
@@ -215,7 +231,7 @@ impl Visibility {
     }
 
     /// The visible keys of a batch row as runs, in order of their keys.
-    fn key_runs(&self, batch: usize) -> Vec<KeyRun> {
+    pub(crate) fn key_runs(&self, batch: usize) -> Vec<KeyRun> {
         let keys = batch * self.n_keys..(batch + 1) * self.n_keys;
         let (starts, ends) = (&self.key_start[keys.clone()], &self.key_end[keys.clone()]);
         let positions = &self.key_position[keys];
@@ -251,6 +267,11 @@ impl Visibility {
 }
 
 impl KeyRun {
+    #[cfg(feature = "cubecl-backend")]
+    pub(crate) fn keys(&self) -> Range<usize> {
+        self.key_start as usize..(self.key_start + self.len) as usize
+    }
+
     /// Appends what the rows of a tile see of this run: a part that all rows in reach see, then a
     /// part whose keys begin to be seen within the tile.
     fn push_spans(

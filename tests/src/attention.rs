@@ -217,6 +217,7 @@ pub fn check_attention(
         scale: setup.options.scale,
         softcap: setup.options.softcap,
         sliding_window: setup.options.window,
+        ..Default::default()
     };
     let [query, key, value] =
         [&query, &key, &value].map(|rows| rows.tensor(&device, dtype).require_grad());

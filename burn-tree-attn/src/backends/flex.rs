@@ -8,8 +8,9 @@ use burn::tensor::{Bytes, DType, Element, Shape, bf16, f16};
 use burn_flex::{FlexTensor, Layout};
 
 use crate::TreeAttentionOps;
+use crate::generic::{self, ForwardTensors, MaskPrimitives};
 use crate::native::{self, Problem, Shapes, Storage};
-use crate::ops::{AttentionSettings, RopeDirection};
+use crate::ops::{AttentionImplementation, AttentionSettings, RopeDirection};
 use crate::visibility::Visibility;
 
 /// A type that a Flex tensor stores. The values computed with are stored by some tensor, too.
@@ -34,13 +35,29 @@ impl TreeAttentionOps for Flex {
         query: FloatTensor<Self>,
         key: FloatTensor<Self>,
         value: FloatTensor<Self>,
-        _key_start: IntTensor<Self>,
-        _key_end: IntTensor<Self>,
-        _key_position: IntTensor<Self>,
-        _query_position: IntTensor<Self>,
+        key_start: IntTensor<Self>,
+        key_end: IntTensor<Self>,
+        key_position: IntTensor<Self>,
+        query_position: IntTensor<Self>,
         visibility: Arc<Visibility>,
         settings: AttentionSettings,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        if settings.implementation == AttentionImplementation::Generic {
+            let mask = MaskPrimitives {
+                key_start,
+                key_end,
+                key_position,
+                query_position,
+            };
+            return generic::attention_forward::<Self>(
+                query,
+                key,
+                value,
+                &mask,
+                &visibility,
+                settings,
+            );
+        }
         with_float!(
             query.dtype(),
             forward(query, key, value, &visibility, settings)
@@ -54,13 +71,35 @@ impl TreeAttentionOps for Flex {
         value: FloatTensor<Self>,
         output: FloatTensor<Self>,
         log_sum_exp: FloatTensor<Self>,
-        _key_start: IntTensor<Self>,
-        _key_end: IntTensor<Self>,
-        _key_position: IntTensor<Self>,
-        _query_position: IntTensor<Self>,
+        key_start: IntTensor<Self>,
+        key_end: IntTensor<Self>,
+        key_position: IntTensor<Self>,
+        query_position: IntTensor<Self>,
         visibility: Arc<Visibility>,
         settings: AttentionSettings,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        if settings.implementation == AttentionImplementation::Generic {
+            let mask = MaskPrimitives {
+                key_start,
+                key_end,
+                key_position,
+                query_position,
+            };
+            let forward = ForwardTensors {
+                query,
+                key,
+                value,
+                output,
+                log_sum_exp,
+            };
+            return generic::attention_backward::<Self>(
+                grad_output,
+                forward,
+                &mask,
+                &visibility,
+                settings,
+            );
+        }
         let results = [output, log_sum_exp, grad_output];
         with_float!(
             query.dtype(),
@@ -191,7 +230,7 @@ mod tests {
 
     use super::*;
     use crate::support::{Case, cases, random, relative_error};
-    use crate::{RopeConfig, TreeAttentionOptions, generic};
+    use crate::{RopeConfig, TreeAttentionOptions};
 
     #[test]
     fn public_functions_run_this_implementation() {
@@ -241,6 +280,7 @@ mod tests {
             scale: 2.0,
             softcap: case.softcap,
             sliding_window: case.sliding_window,
+            implementation: AttentionImplementation::Automatic,
         };
         let visibility = mask.visibility();
         let tensors = mask.tensors();

@@ -1,10 +1,14 @@
 //! Attention over a tree.
 
 use burn::backend::Dispatch;
+#[cfg(feature = "cubecl-backend")]
+use burn::backend::DispatchDevice;
 use burn::tensor::Tensor;
 
 use super::{is_supported, same_device};
-use crate::ops::{AttentionSettings, TreeAttentionOps};
+#[cfg(feature = "cubecl-backend")]
+use crate::kernels::attention;
+use crate::ops::{AttentionImplementation, AttentionSettings, TreeAttentionOps};
 use crate::{TreeAttentionError, TreeMask};
 
 /// Options of [`tree_attention`].
@@ -16,6 +20,8 @@ pub struct TreeAttentionOptions {
     pub softcap: Option<f64>,
     /// A query at path position `p` sees keys at positions `> p - sliding_window`.
     pub sliding_window: Option<usize>,
+    /// Which implementation runs: the fastest available unless told otherwise.
+    pub implementation: AttentionImplementation,
 }
 
 /// Attention over a tree: each query row attends to the keys that its mask shows it.
@@ -83,6 +89,7 @@ pub fn try_tree_attention(
     check_shapes(query.dims(), key.dims(), value.dims(), mask)?;
     check_tensors(&query, &key, &value, mask)?;
     let settings = resolve(options, query.dims()[3])?;
+    check_implementation(options.implementation, &query, &value)?;
     let tensors = mask.tensors();
     let (output, _log_sum_exp) = <Dispatch as TreeAttentionOps>::tree_attention(
         query.into_dispatch(),
@@ -178,6 +185,34 @@ fn check_tensors(
     Ok(())
 }
 
+/// Refuses a requested implementation that the device does not run.
+#[cfg_attr(not(feature = "cubecl-backend"), allow(unused_variables))]
+fn check_implementation(
+    requested: AttentionImplementation,
+    query: &Tensor<4>,
+    value: &Tensor<4>,
+) -> Result<(), TreeAttentionError> {
+    use AttentionImplementation::{Automatic, Generic};
+    if matches!(requested, Automatic | Generic) {
+        return Ok(());
+    }
+    let refuse = |reason| Err(TreeAttentionError::Implementation { requested, reason });
+    let device = query.device().inner();
+    match device.as_dispatch() {
+        #[cfg(feature = "cubecl-backend")]
+        DispatchDevice::Cube(device) => {
+            let client = device.client();
+            let (head_dim, value_dim) = (query.dims()[3], value.dims()[3]);
+            let properties = client.properties();
+            attention::select(requested, properties, query.dtype(), head_dim, value_dim)
+                .map(|_| ())
+                .or_else(|unavailable| refuse(unavailable.0))
+        }
+        #[allow(unreachable_patterns, reason = "there may be no other backend")]
+        _ => refuse(format!("{device:?} is not a CubeCL device")),
+    }
+}
+
 fn resolve(
     options: TreeAttentionOptions,
     head_dim: usize,
@@ -207,5 +242,6 @@ fn resolve(
         scale,
         softcap: options.softcap,
         sliding_window: options.sliding_window,
+        implementation: options.implementation,
     })
 }

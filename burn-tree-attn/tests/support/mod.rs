@@ -3,6 +3,8 @@
 #![allow(dead_code)]
 #![cfg_attr(any(feature = "tch", feature = "ndarray"), allow(deprecated))]
 
+pub mod events;
+
 use std::fmt;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -29,6 +31,22 @@ pub fn device() -> Device {
         #[cfg(feature = "vulkan")]
         "vulkan" => Device::vulkan(burn::tensor::DeviceKind::DefaultDevice),
         other => panic!("BURN_DEVICE={other} is unknown or its feature is off"),
+    }
+}
+
+/// Where reference results are computed, in f64, which not every device has.
+pub fn reference_device() -> Device {
+    #[cfg(feature = "flex")]
+    return Device::flex();
+    #[cfg(not(feature = "flex"))]
+    device()
+}
+
+/// `cases` on Flex; fewer on other devices, where most of them compile kernels first.
+pub fn n_cases(cases: u32) -> u32 {
+    match std::env::var("BURN_DEVICE") {
+        Ok(name) if name != "flex" => cases.div_ceil(4),
+        _ => cases,
     }
 }
 

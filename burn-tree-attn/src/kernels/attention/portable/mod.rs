@@ -1,0 +1,256 @@
+//! Kernels for any CubeCL runtime: tiles in shared memory (at most 32 KiB in f32), at most eight
+//! buffers, no plane operations, no atomics.
+
+mod arguments;
+mod backward;
+mod forward;
+mod layout;
+mod scores;
+mod tile;
+
+use burn::backend::TensorMetadata;
+use burn::tensor::{DType, Shape};
+use burn_cubecl::ops::numeric::empty_device_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+
+use super::{Dims, Unavailable};
+use crate::generic::accumulation_dtype;
+use crate::kernels::address_type;
+use crate::ops::AttentionSettings;
+use crate::visibility::Visibility;
+use layout::{Launch, Layout, Side, elem_types};
+
+/// Whether these kernels run on a device.
+pub(crate) fn check_available(
+    properties: &DeviceProperties,
+    dtype: DType,
+    head_dim: usize,
+    value_dim: usize,
+) -> Result<(), Unavailable> {
+    Layout::new(properties, dtype, head_dim, value_dim, None).map(|_| ())
+}
+
+/// Output and log-sum-exp, from contiguous tensors.
+pub(crate) fn forward(
+    query: CubeTensor,
+    key: CubeTensor,
+    value: CubeTensor,
+    visibility: &Visibility,
+    settings: AttentionSettings,
+) -> Result<(CubeTensor, CubeTensor), Unavailable> {
+    let dims = Dims::new(&query, &key, &value);
+    let (client, device, dtype) = (query.client.clone(), query.device.clone(), query.dtype);
+    let properties = client.properties();
+    let layout = Layout::new(
+        properties,
+        dtype,
+        dims.head_dim,
+        dims.value_dim,
+        Some(settings),
+    )?;
+    let plan = visibility.device_plan(&device, layout.tiles, settings.sliding_window)?;
+    let shape = layout.by_query;
+    let launch = Launch::new(properties, dims, settings, &plan, Side::Query, &shape)?;
+
+    let rows = [dims.batch, dims.query_heads, dims.queries];
+    let [stored, computed] = elem_types(dtype);
+    let log_sum_exp = empty_device_dtype(
+        client.clone(),
+        device.clone(),
+        Shape::from(rows),
+        accumulation_dtype(dtype).into(),
+    );
+    let output = empty_device_dtype(
+        client.clone(),
+        device,
+        Shape::from([rows[0], rows[1], rows[2], dims.value_dim]),
+        dtype,
+    );
+    let address = address_type([&query, &key, &value, &output, &log_sum_exp]);
+    // SAFETY: indices stay below the lengths of the tensors, whose shapes the mask has.
+    unsafe {
+        forward::attention_forward::launch_unchecked(
+            &client,
+            launch.count,
+            launch.dim,
+            address,
+            shape.blocking.vector,
+            query.into_buffer_arg(),
+            key.into_buffer_arg(),
+            value.into_buffer_arg(),
+            plan.buffer(),
+            output.clone().into_buffer_arg(),
+            log_sum_exp.clone().into_buffer_arg(),
+            launch.problem,
+            InputScalar::new(settings.scale, computed),
+            InputScalar::new(settings.softcap.unwrap_or(1.0), computed),
+            shape,
+            stored,
+            computed,
+        );
+    }
+    Ok((output, log_sum_exp))
+}
+
+/// Gradients of query, key and value, from contiguous tensors.
+pub(crate) fn backward(
+    grad_output: CubeTensor,
+    query: CubeTensor,
+    key: CubeTensor,
+    value: CubeTensor,
+    output: CubeTensor,
+    log_sum_exp: CubeTensor,
+    visibility: &Visibility,
+    settings: AttentionSettings,
+) -> Result<(CubeTensor, CubeTensor, CubeTensor), Unavailable> {
+    let dims = Dims::new(&query, &key, &value);
+    let (client, device, dtype) = (query.client.clone(), query.device.clone(), query.dtype);
+    let properties = client.properties();
+    let layout = Layout::new(
+        properties,
+        dtype,
+        dims.head_dim,
+        dims.value_dim,
+        Some(settings),
+    )?;
+    let plan = visibility.device_plan(&device, layout.tiles, settings.sliding_window)?;
+    let by_query = Launch::new(
+        properties,
+        dims,
+        settings,
+        &plan,
+        Side::Query,
+        &layout.by_query,
+    )?;
+    let by_key = Launch::new(properties, dims, settings, &plan, Side::Key, &layout.by_key)?;
+    let [stored, computed] = elem_types(dtype);
+    let vector = layout.by_query.blocking.vector;
+    let scale = || InputScalar::new(settings.scale, computed);
+    let softcap = || InputScalar::new(settings.softcap.unwrap_or(1.0), computed);
+
+    let statistics = row_statistics(&grad_output, output, log_sum_exp, vector);
+    let grad_query = empty_device_dtype(client.clone(), device, query.shape(), dtype);
+    let (gradients, grad_key, grad_value, values_at) = key_value_gradients(&client, &key, &value);
+    let address = address_type([&query, &key, &value, &grad_output, &statistics, &gradients]);
+    // SAFETY: indices stay below the lengths of the tensors, whose shapes the mask has.
+    unsafe {
+        backward::attention_backward_query::launch_unchecked(
+            &client,
+            by_query.count,
+            by_query.dim,
+            address,
+            vector,
+            query.clone().into_buffer_arg(),
+            key.clone().into_buffer_arg(),
+            value.clone().into_buffer_arg(),
+            grad_output.clone().into_buffer_arg(),
+            statistics.clone().into_buffer_arg(),
+            plan.buffer(),
+            grad_query.clone().into_buffer_arg(),
+            by_query.problem,
+            scale(),
+            softcap(),
+            layout.by_query,
+            stored,
+            computed,
+        );
+        backward::attention_backward_key_value::launch_unchecked(
+            &client,
+            by_key.count,
+            by_key.dim,
+            address,
+            vector,
+            query.into_buffer_arg(),
+            key.into_buffer_arg(),
+            value.into_buffer_arg(),
+            grad_output.into_buffer_arg(),
+            statistics.into_buffer_arg(),
+            plan.buffer(),
+            gradients.into_buffer_arg(),
+            values_at / vector,
+            by_key.problem,
+            scale(),
+            softcap(),
+            layout.by_key,
+            stored,
+            computed,
+        );
+    }
+    Ok((grad_query, grad_key, grad_value))
+}
+
+/// `[B, Hq, N, 2]`: log-sum-exp and `sum(grad_output * output)`.
+fn row_statistics(
+    grad_output: &CubeTensor,
+    output: CubeTensor,
+    log_sum_exp: CubeTensor,
+    vector: usize,
+) -> CubeTensor {
+    let (client, shape) = (output.client.clone(), output.shape());
+    let rows = shape[0] * shape[1] * shape[2];
+    let statistics = empty_device_dtype(
+        client.clone(),
+        output.device.clone(),
+        Shape::from([shape[0], shape[1], shape[2], 2]),
+        log_sum_exp.dtype,
+    );
+    let [stored, computed] = elem_types(output.dtype);
+    let dim = CubeDim::new(&client, rows);
+    let count = calculate_cube_count_elemwise(&client, rows, dim);
+    let address = address_type([grad_output, &output, &log_sum_exp, &statistics]);
+    // SAFETY: all have `rows` rows.
+    unsafe {
+        backward::row_statistics::launch_unchecked(
+            &client,
+            count,
+            dim,
+            address,
+            vector,
+            grad_output.clone().into_buffer_arg(),
+            output.into_buffer_arg(),
+            log_sum_exp.into_buffer_arg(),
+            statistics.clone().into_buffer_arg(),
+            rows,
+            shape[3] / vector,
+            stored,
+            computed,
+        );
+    }
+    statistics
+}
+
+/// One buffer with the gradients of keys and values, both of them, and the element at which the
+/// latter start.
+fn key_value_gradients(
+    client: &Client,
+    key: &CubeTensor,
+    value: &CubeTensor,
+) -> (CubeTensor, CubeTensor, CubeTensor, usize) {
+    let (dtype, device) = (key.dtype, key.device.clone());
+    let [keys, values] = [key, value].map(|tensor| tensor.shape().num_elements());
+    let alignment = (client.properties().memory.alignment as usize).div_ceil(dtype.size());
+    let values_at = keys.next_multiple_of(alignment.max(4));
+    let all = empty_device_dtype(
+        client.clone(),
+        device.clone(),
+        Shape::from([values_at + values]),
+        dtype,
+    );
+    let bytes = |elements: usize| (elements * dtype.size()) as u64;
+    // The allocation may be larger than asked for.
+    let size = all.handle.size();
+    let part = |start: usize, shape: Shape| {
+        let end = start + shape.num_elements();
+        let handle = all.handle.clone();
+        let handle = handle
+            .offset_start(bytes(start))
+            .offset_end(size - bytes(end));
+        CubeTensor::new_contiguous(client.clone(), device.clone(), shape, handle, dtype)
+    };
+    let grad_key = part(0, key.shape());
+    let grad_value = part(values_at, value.shape());
+    (all, grad_key, grad_value, values_at)
+}

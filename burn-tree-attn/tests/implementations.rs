@@ -1,0 +1,320 @@
+//! Every implementation that a device has, forced one by one, at the head dimensions of models.
+
+mod support;
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_tree_attn::{
+    AttentionImplementation, TreeAttentionError, TreeAttentionOptions, TreeMask, reference,
+    try_tree_attention,
+};
+use proptest::prelude::*;
+use support::{
+    Case, Forest, Row, cases, device, n_cases, random, reference_device, relative_error,
+};
+
+const ALL: [AttentionImplementation; 4] = [
+    AttentionImplementation::Automatic,
+    AttentionImplementation::Generic,
+    AttentionImplementation::Portable,
+    AttentionImplementation::Accelerated,
+];
+
+/// Head dimensions of query and key, and of the value.
+const HEAD_DIMS: [(usize, usize); 9] = [
+    (16, 16),
+    (64, 64),
+    (80, 80),
+    (96, 96),
+    (128, 128),
+    (256, 256),
+    (24, 40),
+    (192, 128),
+    (9, 7),
+];
+
+/// Those that run these head dimensions in `dtype` on the device.
+fn available(dtype: DType, head_dim: usize, value_dim: usize) -> Vec<AttentionImplementation> {
+    let device = device();
+    let mask = TreeMask::from_layouts(&[Forest(vec![(None, 1)]).layout()], 1, &device);
+    let zeros = |width| Tensor::<4>::zeros([1, 1, 1, width], (&device, dtype));
+    let runs = |&implementation: &AttentionImplementation| {
+        let options = TreeAttentionOptions {
+            implementation,
+            ..Default::default()
+        };
+        let (query, key, value) = (zeros(head_dim), zeros(head_dim), zeros(value_dim));
+        match try_tree_attention(query, key, value, &mask, options) {
+            Ok(_) => true,
+            Err(TreeAttentionError::Implementation { .. }) => false,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    ALL.into_iter().filter(runs).collect()
+}
+
+/// Fills memory of the size of `shape` with NaN and gives it back, for the next tensors to get.
+fn poison(shape: [usize; 4], dtype: DType, device: &Device) {
+    let nan = (0..4).map(|_| Tensor::<4>::full(shape, f32::NAN, (device, dtype)));
+    for tensor in nan.collect::<Vec<_>>() {
+        assert!(tensor.into_data().iter::<f32>().all(f32::is_nan));
+    }
+}
+
+/// Output, and gradients of query, key and value.
+fn run(
+    case: &Case,
+    implementation: Option<AttentionImplementation>,
+    input_dtype: DType,
+    dtype: DType,
+    device: &Device,
+) -> [Tensor<4>; 4] {
+    let mask = case.mask(device);
+    let [b, n, m] = [mask.batch_size(), mask.n_queries(), mask.n_keys()];
+    let (heads, d, dv) = (case.kv_heads * case.group, case.head_dim, case.value_dim);
+    let tensor =
+        |shape, seed| random(shape, case.seed.wrapping_add(seed), input_dtype, device).cast(dtype);
+    let leaf = |shape, seed| Tensor::from_inner(tensor(shape, seed)).require_grad();
+    let query = leaf([b, heads, n, d], 1);
+    let key = leaf([b, case.kv_heads, m, d], 2);
+    let value = leaf([b, case.kv_heads, m, dv], 3);
+    let weight = Tensor::from_inner(tensor([b, heads, n, dv], 4));
+    let mut options = TreeAttentionOptions {
+        softcap: case.softcap,
+        sliding_window: case.sliding_window,
+        ..Default::default()
+    };
+    let inputs = (query.clone(), key.clone(), value.clone());
+    let output = match implementation {
+        None => reference::tree_attention(inputs.0, inputs.1, inputs.2, &mask, options),
+        Some(implementation) => {
+            options.implementation = implementation;
+            poison([b, heads, n, dv], dtype, device);
+            try_tree_attention(inputs.0, inputs.1, inputs.2, &mask, options).unwrap()
+        }
+    };
+    let loss = (output.clone() * weight).sum();
+    if implementation.is_some() {
+        poison([b, heads, n, d.max(dv)], dtype, device);
+        poison([b, case.kv_heads, m, d.max(dv)], dtype, device);
+    }
+    let gradients = loss.backward();
+    let [query, key, value] = [query, key, value].map(|leaf| leaf.grad(&gradients).unwrap());
+    [output.inner(), query, key, value]
+}
+
+/// Largest relative errors of output and gradients, with their reasons.
+fn tolerances(dtype: DType) -> [f64; 2] {
+    match dtype {
+        // The order of sums.
+        DType::F64 => [1e-12, 1e-11],
+        // Scores of some unit size, sums over hundreds of keys, exponentials to about 2^-22.
+        DType::F32 => [1e-5, 1e-4],
+        // Storage in 11 bits (8 bits for bf16), and probabilities in as many where they are factors
+        // of matrix instructions.
+        _ => [1e-2, 1e-2],
+    }
+}
+
+fn bits(tensor: &Tensor<4>) -> Vec<u64> {
+    tensor.to_data().iter::<f64>().map(f64::to_bits).collect()
+}
+
+fn compare(case: &Case, dtype: DType) -> Result<(), TestCaseError> {
+    let device = device();
+    if !device.supports_dtype(dtype) {
+        return Ok(());
+    }
+    let exact = run(case, None, dtype, DType::F64, &reference_device());
+    let [forward, backward] = tolerances(dtype);
+    for implementation in available(dtype, case.head_dim, case.value_dim) {
+        let ours = run(case, Some(implementation), dtype, dtype, &device);
+        let names = ["output", "query", "key", "value"];
+        for (index, (ours, exact)) in ours.iter().zip(&exact).enumerate() {
+            let error = relative_error(ours, exact);
+            let tolerance = if index == 0 { forward } else { backward };
+            prop_assert!(
+                error <= tolerance,
+                "{implementation:?}, {dtype:?}, {}: relative error {error:e} > {tolerance:e}",
+                names[index],
+            );
+        }
+        let again = run(case, Some(implementation), dtype, dtype, &device);
+        for (name, (first, second)) in names.iter().zip(ours.iter().zip(&again)) {
+            prop_assert!(
+                bits(first) == bits(second),
+                "{implementation:?}, {dtype:?}, {name}: another result the second time"
+            );
+        }
+    }
+    Ok(())
+}
+
+const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: n_cases(48), ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_implementation_equals_the_reference(
+        mut case in cases(8),
+        dims in prop::sample::select(&HEAD_DIMS),
+        dtype in prop::sample::select(&DTYPES),
+    ) {
+        (case.head_dim, case.value_dim) = dims;
+        compare(&case, dtype)?;
+    }
+}
+
+fn case(nodes: Vec<(Option<usize>, usize)>, (head_dim, value_dim): (usize, usize)) -> Case {
+    Case {
+        rows: vec![Row {
+            forest: Forest(nodes),
+            past: Vec::new(),
+        }],
+        padding: 0,
+        kv_heads: 1,
+        group: 2,
+        head_dim,
+        value_dim,
+        softcap: None,
+        sliding_window: None,
+        seed: 11,
+    }
+}
+
+/// Each head dimension in each dtype on a tree larger than the tiles, with past keys.
+#[test]
+fn every_head_dimension() {
+    for dims in HEAD_DIMS {
+        let mut case = case(vec![(None, 100), (Some(0), 70), (Some(0), 45)], dims);
+        case.rows[0].past = (0..40).map(|key| (0.3, 0.5, key)).collect();
+        case.padding = 3;
+        for dtype in DTYPES {
+            compare(&case, dtype).unwrap_or_else(|error| panic!("{dims:?}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn one_token() {
+    for dtype in DTYPES {
+        compare(&case(vec![(None, 1)], (64, 64)), dtype).unwrap();
+    }
+}
+
+#[test]
+fn a_thousand_tiny_trees() {
+    let trees: Vec<_> = (0..1000).map(|tree| (None, 1 + tree % 3)).collect();
+    // Rows of one token: the gradient of their query is exactly zero.
+    let mut case = case(trees, (16, 16));
+    case.group = 1;
+    for dtype in DTYPES {
+        compare(&case, dtype).unwrap();
+    }
+}
+
+#[test]
+fn many_more_keys_than_queries() {
+    let mut case = case(vec![(None, 5), (Some(0), 3), (Some(0), 4)], (64, 64));
+    case.rows[0].past = (0..700)
+        .map(|key| (f64::from(key % 3) / 3.0, 0.8, key))
+        .collect();
+    for window in [None, Some(300)] {
+        case.sliding_window = window;
+        compare(&case, DType::F32).unwrap();
+    }
+}
+
+#[test]
+fn an_implementation_that_cannot_run_is_refused() {
+    let device = device();
+    let mask = TreeMask::from_layouts(&[Forest(vec![(None, 2)]).layout()], 2, &device);
+    // More than the kernels have registers for.
+    let zeros = || Tensor::<4>::zeros([1, 1, 2, 5000], &device);
+    for implementation in ALL {
+        let options = TreeAttentionOptions {
+            implementation,
+            ..Default::default()
+        };
+        let result = try_tree_attention(zeros(), zeros(), zeros(), &mask, options);
+        match implementation {
+            AttentionImplementation::Automatic | AttentionImplementation::Generic => {
+                assert!(
+                    result
+                        .unwrap()
+                        .into_data()
+                        .iter::<f32>()
+                        .all(|it| it == 0.0)
+                );
+            }
+            requested => {
+                let error = result.unwrap_err();
+                assert!(
+                    matches!(&error, TreeAttentionError::Implementation { requested: it, .. } if *it == requested),
+                    "{error}"
+                );
+            }
+        }
+    }
+}
+
+/// More than 2^31 elements: the last trees give the same as alone. Needs some 30 GB of device memory:
+/// `cargo test --release --test implementations -- --ignored`.
+#[test]
+#[ignore = "needs some 30 GB of device memory"]
+fn offsets_beyond_2_31() {
+    const HEADS: usize = 16;
+    const DIM: usize = 128;
+    let device = device();
+    let dtype = DType::F16;
+    let tree = Forest(vec![(None, 60), (Some(0), 40), (Some(0), 28)]);
+    let trees = (1usize << 31) / (HEADS * DIM * 128) + 2;
+    let forest = |trees: usize| {
+        let nodes = (0..trees).flat_map(|it| {
+            let in_tree = move |parent: Option<usize>| parent.map(|parent| 3 * it + parent);
+            tree.0
+                .iter()
+                .map(move |&(parent, len)| (in_tree(parent), len))
+                .collect::<Vec<_>>()
+        });
+        Forest(nodes.collect())
+    };
+    let n = 128 * trees;
+    assert!(HEADS * n * DIM > 1 << 31);
+    let noise = || {
+        let between = burn::tensor::Distribution::Uniform(-1.0, 1.0);
+        Tensor::<4>::random([1, HEADS, n, DIM], between, (&device, dtype))
+    };
+    let inputs = [noise(), noise(), noise()];
+    let last = |tensor: Tensor<4>| tensor.slice([0..1, 0..HEADS, n - 256..n, 0..DIM]);
+    let attend = |inputs: [Tensor<4>; 3], trees, implementation| {
+        let mask = TreeMask::from_layouts(&[forest(trees).layout()], 128 * trees, &device);
+        let options = TreeAttentionOptions {
+            implementation,
+            ..Default::default()
+        };
+        let [query, key, value] = inputs.map(|it| Tensor::from_inner(it).require_grad());
+        let inputs = (query.clone(), key.clone(), value.clone());
+        let output = try_tree_attention(inputs.0, inputs.1, inputs.2, &mask, options).unwrap();
+        let gradients = output.clone().sum().backward();
+        [output.inner()]
+            .into_iter()
+            .chain([query, key, value].map(|leaf| leaf.grad(&gradients).unwrap()))
+            .map(last_or_all)
+            .collect::<Vec<_>>()
+    };
+    fn last_or_all(tensor: Tensor<4>) -> Tensor<4> {
+        let [_, heads, rows, dim] = tensor.dims();
+        tensor.slice([0..1, 0..heads, rows - 256..rows, 0..dim])
+    }
+    for implementation in available(dtype, DIM, DIM) {
+        if implementation == AttentionImplementation::Generic {
+            continue;
+        }
+        let whole = attend(inputs.clone(), trees, implementation);
+        let alone = attend(inputs.clone().map(last), 2, implementation);
+        for (whole, alone) in whole.iter().zip(&alone) {
+            assert!(bits(whole) == bits(alone), "{implementation:?}");
+        }
+    }
+}
