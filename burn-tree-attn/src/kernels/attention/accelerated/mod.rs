@@ -1,46 +1,163 @@
-//! Kernels from matrix instructions.
+//! Kernels from matrix instructions: `mma.sync` with `ldmatrix` and asynchronous copies, on NVIDIA
+//! GPUs through CubeCL's C++ compiler.
+
+mod forward;
+mod tile;
 
 use burn::tensor::DType;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::DeviceProperties;
+use cubecl::ir::features::MmaConfig;
+use cubecl::ir::{ElemType, FloatKind};
+use cubecl::prelude::*;
 
-use super::Unavailable;
+use super::plan::{PlanTooLarge, Section, TileShape};
+use super::{Dims, Unavailable};
 use crate::ops::AttentionSettings;
 use crate::visibility::Visibility;
+use forward::{ForwardConfig, ScoreMap, tree_attention_forward};
+use tile::PLANE;
+
+/// Rows of a cube's tile of queries: rows of the sequence times heads.
+const TILE_ROWS: usize = 128;
 
 /// Whether these kernels run on a device.
 pub(crate) fn check_available(
-    _properties: &DeviceProperties,
-    _dtype: DType,
-    _head_dim: usize,
-    _value_dim: usize,
+    properties: &DeviceProperties,
+    dtype: DType,
+    head_dim: usize,
+    value_dim: usize,
 ) -> Result<(), Unavailable> {
-    Err(Unavailable(
-        "there are no kernels from matrix instructions yet".into(),
-    ))
+    let refuse = |text: String| Err(Unavailable(text));
+    let element = match element(dtype) {
+        Some(element) => element,
+        None => return refuse(format!("{dtype:?} tensors; f16 or bf16 are needed")),
+    };
+    if head_dim != value_dim {
+        return refuse(format!("head dimensions {head_dim} and {value_dim} differ"));
+    }
+    if !(16..=256).contains(&head_dim) || !head_dim.is_multiple_of(16) {
+        return refuse(format!("head dimension {head_dim}; a multiple of 16 up to 256 is needed"));
+    }
+    let features = &properties.features;
+    let product = MmaConfig {
+        a_type: element,
+        b_type: element,
+        cd_type: ElemType::Float(FloatKind::F32),
+        m: 16,
+        n: 8,
+        k: 16,
+    };
+    if !features.matmul.mma.contains(&product) {
+        return refuse(format!("no 16 x 8 x 16 products of {dtype:?} with f32 sums"));
+    }
+    if !features.matmul.ldmatrix.contains(&element) {
+        return refuse("no ldmatrix".into());
+    }
+    if !features.copy_async {
+        return refuse("no asynchronous copies (CUDA needs CubeCL's C++ compiler)".into());
+    }
+    let hardware = &properties.hardware;
+    if (hardware.plane_size_min, hardware.plane_size_max) != (PLANE as u32, PLANE as u32) {
+        return refuse(format!("planes are not of {PLANE} units"));
+    }
+    let shared = forward_config(head_dim, 1, ScoreMap::Plain, true).shared_bytes();
+    if hardware.max_shared_memory_size < shared {
+        return refuse(format!(
+            "{} bytes of shared memory; {shared} are needed",
+            hardware.max_shared_memory_size
+        ));
+    }
+    Ok(())
+}
+
+fn element(dtype: DType) -> Option<ElemType> {
+    match dtype {
+        DType::F16 => Some(ElemType::Float(FloatKind::F16)),
+        DType::BF16 => Some(ElemType::Float(FloatKind::BF16)),
+        _ => None,
+    }
+}
+
+/// The forward kernel for a head dimension and a number of query heads per key head.
+fn forward_config(head_dim: usize, group: usize, scores: ScoreMap, window: bool) -> ForwardConfig {
+    // Heads that share keys share a cube, which loads the keys once; the powers of two up to 8
+    // keep whole 16-row blocks in one head.
+    let heads = 1 << group.trailing_zeros().min(3);
+    ForwardConfig {
+        head_dim,
+        query_rows: TILE_ROWS / heads,
+        heads,
+        key_rows: 64,
+        // Rows of output sums are what fills the registers: 32 x 128 numbers per plane.
+        planes: if head_dim <= 128 { 4 } else { 8 },
+        stages: 2,
+        scores,
+        window,
+    }
 }
 
 /// Output and log-sum-exp, from contiguous tensors.
 pub(crate) fn forward(
-    _query: CubeTensor,
-    _key: CubeTensor,
-    _value: CubeTensor,
-    _visibility: &Visibility,
-    _settings: AttentionSettings,
-) -> Result<(CubeTensor, CubeTensor), Unavailable> {
-    unreachable!("refused by check_available")
-}
+    query: CubeTensor,
+    key: CubeTensor,
+    value: CubeTensor,
+    visibility: &Visibility,
+    settings: AttentionSettings,
+) -> Result<(CubeTensor, CubeTensor), PlanTooLarge> {
+    let dims = Dims::new(&query, &key, &value);
+    let log2_e = core::f64::consts::LOG2_E;
+    let (scores, score_factor, scale) = match settings.softcap {
+        Some(cap) => (ScoreMap::Capped, settings.scale / cap, cap),
+        None if settings.scale > 0.0 => (ScoreMap::Plain, 1.0, settings.scale),
+        None => (ScoreMap::Multiplied, settings.scale, 1.0),
+    };
+    let window = settings.sliding_window;
+    let config = forward_config(dims.head_dim, dims.group(), scores, window.is_some());
+    let tiles = TileShape {
+        query_rows: config.query_rows,
+        keys: config.key_rows,
+    };
+    let plan = visibility.device_plan(&query.device, tiles, window)?;
 
-/// Gradients of query, key and value, from contiguous tensors.
-pub(crate) fn backward(
-    _grad_output: CubeTensor,
-    _query: CubeTensor,
-    _key: CubeTensor,
-    _value: CubeTensor,
-    _output: CubeTensor,
-    _log_sum_exp: CubeTensor,
-    _visibility: &Visibility,
-    _settings: AttentionSettings,
-) -> Result<(CubeTensor, CubeTensor, CubeTensor), Unavailable> {
-    unreachable!("refused by check_available")
+    let (client, device) = (query.client.clone(), query.device.clone());
+    let empty = |shape: Vec<usize>, dtype| {
+        empty_device_contiguous_dtype(client.clone(), device.clone(), shape.into(), dtype)
+    };
+    let rows = vec![dims.batch, dims.query_heads, dims.queries];
+    let log_sum_exp = empty(rows.clone(), DType::F32);
+    let output = empty([rows, vec![dims.head_dim]].concat(), query.dtype);
+    let dtype = element(query.dtype).expect("check_available allows f16 and bf16 only");
+    // SAFETY: the kernel reads and writes rows below N and keys below M only, which are the sizes
+    // of the tensors and of the plan's mask.
+    unsafe {
+        tree_attention_forward::launch_unchecked(
+            &client,
+            CubeCount::Static(plan.n_query_tiles as u32, (dims.query_heads / config.heads) as u32, 1),
+            CubeDim::new_1d(config.units() as u32),
+            query.into_buffer_arg(),
+            key.into_buffer_arg(),
+            value.into_buffer_arg(),
+            plan.section(Section::KeyStart),
+            plan.section(Section::KeyEnd),
+            plan.section(Section::KeyPosition),
+            plan.section(Section::QueryPosition),
+            plan.section(Section::QueryOffsets),
+            plan.section(Section::QueryEntries),
+            plan.section(Section::QueryOrder),
+            output.clone().into_buffer_arg(),
+            log_sum_exp.clone().into_buffer_arg(),
+            dims.queries as u32,
+            dims.keys as u32,
+            dims.query_heads as u32,
+            dims.group() as u32,
+            (scale * log2_e) as f32,
+            score_factor as f32,
+            // Positions are below 2^31.
+            window.map_or(0, |window| window.min(i32::MAX as usize)) as u32,
+            config,
+            dtype,
+        );
+    }
+    Ok((output, log_sum_exp))
 }
