@@ -1,0 +1,571 @@
+//! Gradients of keys and values with matrix instructions.
+//!
+//! A cube owns a tile of keys and walks over the query tiles that see it, for every query head of
+//! the group: sums stay in registers, so nothing is added in memory and the order is fixed. Where
+//! that leaves too few cubes, several share a tile, each with some of the heads; their sums, in
+//! f32, are added by [`sum_partial_gradients`].
+//!
+//! Two planes share 32 (or 16) keys. With keys as rows, the one computes the scores `K Q^T`, from
+//! them the probabilities `P^T`, and sums `P^T dO` to the gradient of the values; the other
+//! computes `V dO^T`, gets the probabilities through shared memory, and sums `dS^T Q` to the
+//! gradient of the keys. So both have the same products of matrices to do, each holds one
+//! gradient of twice as many keys as a plane that does everything could (and reads every right
+//! operand half as often), and accumulators become left operands in place.
+
+use cubecl;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::super::barrier::*;
+use super::super::tile::*;
+use super::blocks::*;
+
+/// Bytes of the shared memory of a cube, from its start: keys, values, stages, probabilities on
+/// their way from plane to plane, barriers.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    stages: usize,
+    probabilities: usize,
+    barriers: usize,
+    end: usize,
+}
+
+impl BackwardConfig {
+    /// Planes of a cube of the key and value kernel.
+    fn key_planes(&self) -> usize {
+        2 * self.pairs()
+    }
+
+    /// Pairs of planes, each with its own keys.
+    fn pairs(&self) -> usize {
+        KEY_ROWS / 16 / self.blocks
+    }
+
+    /// Units of a cube of the key and value kernel.
+    pub fn key_units(&self) -> usize {
+        self.key_planes() * PLANE
+    }
+
+    /// Bytes of one stage: queries, gradients of the output, statistics of the rows.
+    fn query_stage_bytes(&self) -> usize {
+        2 * tile_bytes(QUERY_ROWS, self.head_dim) + 2 * 4 * QUERY_ROWS
+    }
+
+    fn key_layout(&self) -> Layout {
+        let stages = 2 * tile_bytes(KEY_ROWS, self.head_dim);
+        let probabilities = stages + 2 * self.query_stage_bytes();
+        let barriers = probabilities + 2 * KEY_ROWS * QUERY_ROWS;
+        Layout {
+            stages,
+            probabilities,
+            barriers,
+            end: barriers + 4 * BARRIER_BYTES,
+        }
+    }
+
+    /// Bytes of shared memory of a cube of the key and value kernel.
+    pub fn key_shared_bytes(&self) -> usize {
+        self.key_layout().end
+    }
+}
+
+/// Addresses of what is streamed through the stages, of head 0 of the cube's group.
+#[derive(CubeType, Clone, Copy)]
+struct QuerySide {
+    query: u64,
+    grad_output: u64,
+    statistics: u64,
+    /// From log-sum-exps to sums of output times gradient, in bytes.
+    second_statistic: u64,
+    n_queries: u32,
+    /// Rows of a head in the statistics.
+    padded_queries: u32,
+}
+
+/// Starts the copies of a query tile of a head into a stage, after which units arrive at `barrier`.
+#[cube]
+fn copy_stage(
+    side: &QuerySide,
+    entry: u32,
+    head: u32,
+    stage: u32,
+    barrier: u32,
+    #[comptime] config: BackwardConfig,
+) {
+    let (dim, units) = comptime!((config.head_dim, config.key_units()));
+    let tile_bytes = comptime!(tile_bytes(QUERY_ROWS, dim) as u32);
+    let first = (entry >> 1) * comptime!(QUERY_ROWS as u32);
+    let row = u64::cast_from(head) * u64::cast_from(side.n_queries) + u64::cast_from(first);
+    let offset = row * comptime!(2 * dim as u64);
+    let query = side.query + offset;
+    let gradient = side.grad_output + offset;
+    let valid = side.n_queries - first;
+    if valid >= comptime!(QUERY_ROWS as u32) {
+        copy_rows(query, stage, UNIT_POS_X, valid, QUERY_ROWS, dim, units, false);
+        copy_rows(gradient, stage + tile_bytes, UNIT_POS_X, valid, QUERY_ROWS, dim, units, false);
+    } else {
+        copy_rows(query, stage, UNIT_POS_X, valid, QUERY_ROWS, dim, units, true);
+        copy_rows(gradient, stage + tile_bytes, UNIT_POS_X, valid, QUERY_ROWS, dim, units, true);
+    }
+    let statistics = stage + 2 * tile_bytes;
+    let chunks = comptime!((4 * QUERY_ROWS / CHUNK) as u32);
+    if UNIT_POS_X < 2 * chunks {
+        let row = u64::cast_from(head) * u64::cast_from(side.padded_queries)
+            + u64::cast_from(first);
+        let mut from = side.statistics + row * 4;
+        if UNIT_POS_X >= chunks {
+            from += side.second_statistic;
+        }
+        from += u64::cast_from(UNIT_POS_X % chunks * CHUNK as u32);
+        copy_chunk(from, 0usize, statistics + UNIT_POS_X * CHUNK as u32, 0usize);
+    }
+    arrive_after_copies(barrier);
+}
+
+/// Gradients of the keys and values of one tile of keys and one key head.
+///
+/// * `query`, `grad_output` `[B, Hq, N, D]`, `key`, `value`, `grad_key`, `grad_value`
+///   `[B, Hkv, M, D]`, contiguous
+/// * `statistics`: of [`row_statistics`](super::statistics::row_statistics)
+/// * `key_start`, `key_end`, `key_position` `[B, M]`, `query_position` `[B, N]`
+/// * `offsets`, `entries`, `order`: the plan by key tiles
+/// * `scale`, `scale_log2`, `cap_scale`, `window`: see [`Scores`]
+/// * `splits`: number of cubes that share a tile, a divisor of `group`. Unless `partial`, it is 1;
+///   otherwise gradients are `[splits, B, Hkv, M, D]` in f32
+///
+/// Cubes: x = for each tile in `order`, the key heads, for each of them the splits.
+#[cube(launch_unchecked)]
+pub(crate) fn tree_attention_backward_key_value<E: Float>(
+    query: &[E],
+    key: &[E],
+    value: &[E],
+    grad_output: &[E],
+    statistics: &[f32],
+    key_start: &[u32],
+    key_end: &[u32],
+    key_position: &[u32],
+    query_position: &[u32],
+    offsets: &[u32],
+    entries: &[u32],
+    order: &[u32],
+    grad_key: &mut [Vector<u32, Const<4>>],
+    grad_value: &mut [Vector<u32, Const<4>>],
+    n_queries: u32,
+    n_keys: u32,
+    kv_heads: u32,
+    group: u32,
+    batches: u32,
+    splits: u32,
+    scale: f32,
+    scale_log2: f32,
+    cap_scale: f32,
+    window: u32,
+    #[comptime] config: BackwardConfig,
+    #[comptime] partial: bool,
+    #[define(E)] _dtype: ElemType,
+) {
+    let scores = Scores {
+        scale,
+        scale_log2,
+        cap_scale,
+        window,
+    };
+    let (dim, blocks) = comptime!((config.head_dim, config.blocks));
+    let stride = comptime!(row_stride(dim));
+    let key_tile_bytes = comptime!(tile_bytes(KEY_ROWS, dim) as u32);
+    let query_tile_bytes = comptime!(tile_bytes(QUERY_ROWS, dim) as u32);
+    let layout = comptime!(config.key_layout());
+    // 8-column tiles of the products of a key and a query tile, and of the gradients.
+    let product_tiles = comptime!(QUERY_ROWS / 8);
+    let sum_tiles = comptime!(dim / 8);
+
+    let tiles = n_keys.div_ceil(comptime!(KEY_ROWS as u32));
+    let padded_queries = n_queries.div_ceil(comptime!(QUERY_ROWS as u32)) * comptime!(QUERY_ROWS as u32);
+    let split = CUBE_POS_X % splits;
+    let kv_head = CUBE_POS_X / splits % kv_heads;
+    let tile = order[(CUBE_POS_X / splits / kv_heads) as usize];
+    let batch = tile / tiles;
+    let first_key = tile % tiles * comptime!(KEY_ROWS as u32);
+    let begin = offsets[tile as usize];
+    let end = offsets[tile as usize + 1];
+    let heads = group / splits;
+    let steps = (end - begin) * heads;
+
+    let lane = UNIT_POS_X % 32;
+    let plane = UNIT_POS_X / 32;
+    let pair = plane % comptime!(config.pairs() as u32);
+    // 0: probabilities and values, 1: keys.
+    let role = plane / comptime!(config.pairs() as u32);
+    let plane_row = pair * comptime!((16 * blocks) as u32);
+
+    let memory = Shared::<[u32]>::new_aligned_slice(comptime!(layout.end / 4), 16usize);
+    let shared = shared_address(&memory);
+    let stages = shared + comptime!(layout.stages as u32);
+    let filled = shared + comptime!(layout.barriers as u32);
+    let emptied = filled + comptime!(2 * BARRIER_BYTES as u32);
+    if UNIT_POS_X == 0 {
+        #[unroll]
+        for slot in 0..2u32 {
+            init_barrier(filled + slot * BARRIER_BYTES as u32, comptime!(config.key_units()));
+            init_barrier(emptied + slot * BARRIER_BYTES as u32, comptime!(config.key_planes()));
+        }
+    }
+    sync_cube();
+
+    let query_heads = kv_heads * group;
+    let first_head = batch * query_heads + kv_head * group + split * heads;
+    let head_offset = u64::cast_from(first_head) * u64::cast_from(n_queries) * comptime!(2 * dim as u64);
+    let side = QuerySide {
+        query: global_address::<E>(query) + head_offset,
+        grad_output: global_address::<E>(grad_output) + head_offset,
+        statistics: global_address::<f32>(statistics)
+            + u64::cast_from(first_head) * u64::cast_from(padded_queries) * 4,
+        second_statistic: u64::cast_from(batches * query_heads) * u64::cast_from(padded_queries) * 4,
+        n_queries,
+        padded_queries,
+    };
+    // The tile's first key, of all batch rows and heads; where it is in bytes.
+    let key_row = u64::cast_from(batch * kv_heads + kv_head) * u64::cast_from(n_keys)
+        + u64::cast_from(first_key);
+    let key_offset = key_row * comptime!(2 * dim as u64);
+    let valid_keys = n_keys - first_key;
+    let units = comptime!(config.key_units());
+    copy_rows(
+        global_address::<E>(key) + key_offset,
+        shared,
+        UNIT_POS_X,
+        valid_keys,
+        KEY_ROWS,
+        dim,
+        units,
+        true,
+    );
+    copy_rows(
+        global_address::<E>(value) + key_offset,
+        shared + key_tile_bytes,
+        UNIT_POS_X,
+        valid_keys,
+        KEY_ROWS,
+        dim,
+        units,
+        true,
+    );
+    commit_copies();
+
+    // The step after the current one: its place in the plan, head of the group and entry.
+    let mut next_index = begin;
+    let mut next_head = 0u32;
+    let mut entry = 0u32;
+    let mut next_entry = 0u32;
+    if steps > 0 {
+        entry = entries[begin as usize];
+        copy_stage(&side, entry, 0u32, stages, filled, config);
+        next_index += 1;
+        if next_index == end {
+            next_index = begin;
+            next_head += 1;
+        }
+        next_entry = entries[next_index as usize];
+    }
+    wait_copies(0usize);
+    sync_cube();
+
+    let left_address = shared
+        + role * key_tile_bytes
+        + plane_row * comptime!(stride as u32)
+        + lane_offset_by_rows(lane, dim);
+    let product_lane = lane_offset_by_columns(lane, dim) + role * query_tile_bytes;
+    let sum_lane = lane_offset_by_rows(lane, dim) + (1 - role) * query_tile_bytes;
+    let statistics_lane = 2 * query_tile_bytes + lane % 4 * 8;
+    let exchange = shared
+        + comptime!(layout.probabilities as u32)
+        + plane_row * comptime!(2 * QUERY_ROWS as u32)
+        + lane * CHUNK as u32;
+
+    let mut sums = Array::<Accumulator>::new(comptime!(blocks * sum_tiles));
+    #[unroll]
+    for i in 0..comptime!(blocks * sum_tiles) {
+        sums[i] = Accumulator::new(0.0f32);
+    }
+
+    for step in 0..steps {
+        let slot = step % 2;
+        let parity = step / 2 % 2;
+        let stage = stages + slot * comptime!(config.query_stage_bytes() as u32);
+        wait_barrier(filled + slot * BARRIER_BYTES as u32, parity);
+
+        // K Q^T, or V dO^T minus the row's sum of output times gradient.
+        let mut products = Array::<Accumulator>::new(comptime!(blocks * product_tiles));
+        if role == 0 {
+            #[unroll]
+            for i in 0..comptime!(blocks * product_tiles) {
+                products[i] = Accumulator::new(0.0f32);
+            }
+        } else {
+            #[unroll]
+            for n in 0..product_tiles {
+                let offset = comptime!(4 * QUERY_ROWS + n * 32);
+                let pair = load_pair(stage + statistics_lane, offset);
+                let (first, second) = (f32::reinterpret(pair.extract(0usize)), f32::reinterpret(pair.extract(1usize)));
+                #[unroll]
+                for block in 0..blocks {
+                    let mut start = Accumulator::empty();
+                    start.insert(0usize, first);
+                    start.insert(1usize, second);
+                    start.insert(2usize, first);
+                    start.insert(3usize, second);
+                    products[comptime!(block * product_tiles + n)] = start;
+                }
+            }
+        }
+        multiply_rows::<E>(
+            &mut products,
+            left_address,
+            stage + product_lane,
+            dim,
+            blocks,
+            QUERY_ROWS,
+        );
+
+        // The other stage is refilled once all planes have left it.
+        if step + 1 < steps {
+            let other = 1 - slot;
+            if step > 0 {
+                wait_barrier(emptied + other * BARRIER_BYTES as u32, (step - 1) / 2 % 2);
+            }
+            copy_stage(
+                &side,
+                next_entry,
+                next_head,
+                stages + other * comptime!(config.query_stage_bytes() as u32),
+                filled + other * BARRIER_BYTES as u32,
+                config,
+            );
+        }
+
+        let mut left = Array::<Fragment>::new(comptime!(blocks * product_tiles / 2));
+        if role == 0 {
+            exponents_of_keys(&mut products, stage + statistics_lane, &scores, config);
+            if entry & 1 == 1 {
+                hide_of_keys(
+                    &mut products,
+                    key_start,
+                    key_end,
+                    key_position,
+                    query_position,
+                    batch,
+                    first_key + plane_row + lane / 4,
+                    (entry >> 1) * comptime!(QUERY_ROWS as u32) + lane % 4 * 2,
+                    n_keys,
+                    n_queries,
+                    scores.window,
+                    config,
+                );
+            }
+            #[unroll]
+            for i in 0..comptime!(blocks * product_tiles / 2) {
+                let (first, second) = (products[2 * i], products[2 * i + 1]);
+                let (first_power, second_power) = (powers(first), powers(second));
+                let probabilities = pack_left::<E>(first_power, second_power);
+                left[i] = probabilities;
+                if comptime!(config.capped) {
+                    let offset = comptime!(2 * i % product_tiles * 32);
+                    let slopes = pack_left::<E>(
+                        cap_slopes_of_keys(first_power, first, stage + statistics_lane, offset, &scores),
+                        cap_slopes_of_keys(second_power, second, stage + statistics_lane, comptime!(offset + 32), &scores),
+                    );
+                    store_chunk(exchange, comptime!(i * PLANE * CHUNK), slopes);
+                } else {
+                    store_chunk(exchange, comptime!(i * PLANE * CHUNK), probabilities);
+                }
+            }
+            signal_plane(pair + 1);
+        } else {
+            wait_for_plane(pair + 1);
+            #[unroll]
+            for i in 0..comptime!(blocks * product_tiles / 2) {
+                let probabilities = load_chunk(exchange, comptime!(i * PLANE * CHUNK));
+                left[i] = pack_products::<E>(probabilities, products[2 * i], products[2 * i + 1]);
+            }
+        }
+
+        // P^T dO, or dS^T Q.
+        add_columns::<E>(
+            &mut sums,
+            &left,
+            stage + sum_lane,
+            dim,
+            blocks,
+            QUERY_ROWS,
+        );
+        sync_plane();
+        if lane == 0 {
+            arrive(emptied + slot * BARRIER_BYTES as u32);
+        }
+
+        entry = next_entry;
+        next_index += 1;
+        if next_index == end {
+            next_index = begin;
+            next_head += 1;
+        }
+        next_entry = entries[next_index as usize];
+    }
+
+    let factor = select(role == 0, 1.0f32, scores.scale);
+    let mut to = output_address(grad_value);
+    if role == 1 {
+        to = output_address(grad_key);
+    }
+    // Signed, since all rows of the plane may overhang.
+    let valid = i32::cast_from(valid_keys) - i32::cast_from(plane_row);
+    let row = key_row + u64::cast_from(plane_row);
+    if comptime!(partial) {
+        let rows = u64::cast_from(batches * kv_heads) * u64::cast_from(n_keys);
+        let row = row + u64::cast_from(split) * rows;
+        store_sums(&sums, to + row * comptime!(4 * dim as u64), lane, factor, valid, dim, blocks);
+    } else {
+        // Each plane stages its sums where its keys or values were: no other plane reads them.
+        let rows = shared + role * key_tile_bytes + plane_row * comptime!(stride as u32);
+        stage_sums::<E>(&sums, rows, lane, factor, dim, blocks);
+        let to = to + row * comptime!(2 * dim as u64);
+        store_rows(rows, to, lane, valid, dim, comptime!(16 * blocks));
+    }
+}
+
+/// Units of a cube of [`sum_partial_gradients`].
+pub(crate) const SUM_UNITS: usize = 256;
+
+/// Adds the f32 gradients of `splits` cubes, in order: `partial` `[splits, length]` and `gradient`
+/// `[length]` in fours.
+#[cube(launch_unchecked)]
+pub(crate) fn sum_partial_gradients<E: Float>(
+    partial: &[Vector<f32, Const<4>>],
+    gradient: &mut [Vector<u32, Const<2>>],
+    length: u32,
+    splits: u32,
+    #[define(E)] _dtype: ElemType,
+) {
+    let at = CUBE_POS_X * SUM_UNITS as u32 + UNIT_POS_X;
+    if at < length {
+        let mut sum = partial[at as usize];
+        for split in 1..splits {
+            sum += partial[split as usize * length as usize + at as usize];
+        }
+        let mut packed = Vector::<u32, Const<2>>::empty();
+        packed.insert(0usize, pack::<E>(sum.extract(0usize), sum.extract(1usize)));
+        packed.insert(1usize, pack::<E>(sum.extract(2usize), sum.extract(3usize)));
+        gradient[at as usize] = packed;
+    }
+}
+
+/// Turns products of keys and queries into the exponents of probabilities as powers of two.
+/// `statistics`: address of the log-sum-exps of the lane's first columns.
+#[cube]
+fn exponents_of_keys(
+    products: &mut Array<Accumulator>,
+    statistics: u32,
+    scores: &Scores,
+    #[comptime] config: BackwardConfig,
+) {
+    let product_tiles = comptime!(QUERY_ROWS / 8);
+    #[unroll]
+    for n in 0..product_tiles {
+        let pair = load_pair(statistics, comptime!(n * 32));
+        let (first, second) = (f32::reinterpret(pair.extract(0usize)), f32::reinterpret(pair.extract(1usize)));
+        #[unroll]
+        for block in 0..comptime!(config.blocks) {
+            let at = comptime!(block * product_tiles + n);
+            let tile = products[at];
+            let mut exponents = Accumulator::empty();
+            exponents.insert(0usize, exponent(tile.extract(0usize), first, scores, config));
+            exponents.insert(1usize, exponent(tile.extract(1usize), second, scores, config));
+            exponents.insert(2usize, exponent(tile.extract(2usize), first, scores, config));
+            exponents.insert(3usize, exponent(tile.extract(3usize), second, scores, config));
+            products[at] = exponents;
+        }
+    }
+}
+
+/// Probabilities times the slope of the softcap at their scores.
+#[cube]
+fn cap_slopes_of_keys(
+    powers: Accumulator,
+    exponents: Accumulator,
+    statistics: u32,
+    #[comptime] offset: usize,
+    scores: &Scores,
+) -> Accumulator {
+    let pair = load_pair(statistics, offset);
+    let (first, second) = (f32::reinterpret(pair.extract(0usize)), f32::reinterpret(pair.extract(1usize)));
+    let mut slopes = Accumulator::empty();
+    slopes.insert(0usize, powers.extract(0usize) * cap_slope(exponents.extract(0usize), first, scores));
+    slopes.insert(1usize, powers.extract(1usize) * cap_slope(exponents.extract(1usize), second, scores));
+    slopes.insert(2usize, powers.extract(2usize) * cap_slope(exponents.extract(2usize), first, scores));
+    slopes.insert(3usize, powers.extract(3usize) * cap_slope(exponents.extract(3usize), second, scores));
+    slopes
+}
+
+/// Sets the exponents of what is hidden to minus infinity.
+///
+/// `key`: the lane's first key, `row`: its first query row.
+#[cube]
+fn hide_of_keys(
+    exponents: &mut Array<Accumulator>,
+    key_start: &[u32],
+    key_end: &[u32],
+    key_position: &[u32],
+    query_position: &[u32],
+    batch: u32,
+    key: u32,
+    row: u32,
+    n_keys: u32,
+    n_queries: u32,
+    window: u32,
+    #[comptime] config: BackwardConfig,
+) {
+    let product_tiles = comptime!(QUERY_ROWS / 8);
+    let lane_keys = comptime!(2 * config.blocks);
+    let mut starts = Array::<u32>::new(lane_keys);
+    let mut lengths = Array::<u32>::new(lane_keys);
+    let mut positions = Array::<u32>::new(lane_keys);
+    #[unroll]
+    for of_lane in 0..lane_keys {
+        let key = key + comptime!((of_lane / 2 * 16 + of_lane % 2 * 8) as u32);
+        starts[of_lane] = 0u32;
+        lengths[of_lane] = 0u32;
+        if key < n_keys {
+            let at = batch * n_keys + key;
+            starts[of_lane] = key_start[at as usize];
+            lengths[of_lane] = key_end[at as usize] - starts[of_lane];
+            if comptime!(config.window) {
+                positions[of_lane] = key_position[at as usize];
+            }
+        }
+    }
+    #[unroll]
+    for i in 0..comptime!(2 * product_tiles) {
+        let (n, column) = comptime!((i / 2, i % 2));
+        let row = row + comptime!((n * 8 + column) as u32);
+        let mut position = 0u32;
+        if comptime!(config.window) {
+            let index = batch * n_queries + min(row, n_queries - 1);
+            position = query_position[index as usize];
+        }
+        #[unroll]
+        for of_lane in 0..lane_keys {
+            let (block, half) = comptime!((of_lane / 2, of_lane % 2));
+            // Rows before the start wrap around to large numbers.
+            let mut visible = row - starts[of_lane] < lengths[of_lane];
+            if comptime!(config.window) {
+                visible = visible && within_window(position, positions[of_lane], window);
+            }
+            let at = comptime!(block * product_tiles + n);
+            let element = comptime!(2 * half + column);
+            let mut tile = exponents[at];
+            let hidden = f32::NEG_INFINITY;
+            tile.insert(element, select(visible, tile.extract(element), hidden));
+            exponents[at] = tile;
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Barriers of the matrix-instruction kernels, by their addresses in shared memory: those that
+//! count asynchronous copies (`mbarrier`, 8 bytes each) and the named ones between some planes.
+
+use cubecl;
+use cubecl::prelude::*;
+
+use super::tile::read;
+
+/// Bytes of a barrier in shared memory.
+pub(crate) const BARRIER_BYTES: usize = 8;
+
+/// Makes the 8 bytes at `barrier` a barrier whose phases end after `arrivals` arrivals. One unit
+/// does it, before a `sync_cube`.
+#[cube]
+pub(crate) fn init_barrier(barrier: u32, #[comptime] arrivals: usize) {
+    gpu_asm!(
+        "mbarrier.init.shared.b64 [{barrier}], {arrivals};",
+        barrier = in(_) read::<u32>(barrier), arrivals = const arrivals,
+    );
+}
+
+/// Arrives at a barrier.
+#[cube]
+pub(crate) fn arrive(barrier: u32) {
+    gpu_asm!(
+        "{{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [{barrier}]; }}",
+        barrier = in(_) read::<u32>(barrier),
+    );
+}
+
+/// Arrives at a barrier once all asynchronous copies that this unit started before have landed.
+#[cube]
+pub(crate) fn arrive_after_copies(barrier: u32) {
+    gpu_asm!(
+        "cp.async.mbarrier.arrive.noinc.shared.b64 [{barrier}];",
+        barrier = in(_) read::<u32>(barrier),
+    );
+}
+
+/// Waits for the end of a barrier's phase: of its first, third, .. if `parity` is 0, of its second,
+/// fourth, .. if 1. What units wrote and copied before they arrived is visible afterwards.
+#[cube]
+pub(crate) fn wait_barrier(barrier: u32, parity: u32) {
+    gpu_asm!(
+        "{{ .reg .pred ended; again: mbarrier.test_wait.parity.shared.b64 ended, [{barrier}], {parity}; @!ended bra again; }}",
+        barrier = in(_) read::<u32>(barrier), parity = in(_) read::<u32>(parity),
+    );
+}
+
+/// Tells the other plane of a pair, which waits in [`wait_for_plane`], that what this plane wrote
+/// to shared memory is complete. `number`: 1 to 15, the pair's.
+#[cube]
+pub(crate) fn signal_plane(number: u32) {
+    gpu_asm!("bar.arrive {number}, 64;", number = in(_) read::<u32>(number));
+}
+
+/// Waits for [`signal_plane`] of the other plane of a pair.
+#[cube]
+pub(crate) fn wait_for_plane(number: u32) {
+    gpu_asm!("bar.sync {number}, 64;", number = in(_) read::<u32>(number));
+}
