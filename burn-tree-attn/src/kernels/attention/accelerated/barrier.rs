@@ -59,3 +59,16 @@ pub(crate) fn signal_plane(number: u32) {
 pub(crate) fn wait_for_plane(number: u32) {
     gpu_asm!("bar.sync {number}, 64;", number = in(_) read::<u32>(number));
 }
+
+/// Waits until `units` units, those of this call and of [`signal_units`], are at the named barrier
+/// `number` (1 to 15).
+#[cube]
+pub(crate) fn wait_for_units(number: u32, #[comptime] units: usize) {
+    gpu_asm!("bar.sync {number}, {units};", number = in(_) read::<u32>(number), units = const units);
+}
+
+/// Counts at the named barrier `number` without waiting.
+#[cube]
+pub(crate) fn signal_units(number: u32, #[comptime] units: usize) {
+    gpu_asm!("bar.arrive {number}, {units};", number = in(_) read::<u32>(number), units = const units);
+}

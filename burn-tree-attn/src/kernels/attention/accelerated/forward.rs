@@ -71,10 +71,10 @@ impl ForwardConfig {
 
 /// Scores start from here instead of minus infinity, so that the difference of two maxima is a
 /// number: lower than any score that f32 sums of 16-bit products reach in practice.
-const LOWEST: f32 = -1e30;
+pub(crate) const LOWEST: f32 = -1e30;
 /// Growth of a row's maximum, as a power of two, up to which its sums are not rescaled.
-const SLACK: f32 = 8.0;
-const LN_2: f32 = core::f32::consts::LN_2;
+pub(crate) const SLACK: f32 = 8.0;
+pub(crate) const LN_2: f32 = core::f32::consts::LN_2;
 
 /// Starts the copies of the tile of a plan's entry into the stage at `stage`.
 ///

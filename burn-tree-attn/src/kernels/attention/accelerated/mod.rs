@@ -1,8 +1,10 @@
 //! Kernels from matrix instructions: `mma.sync` with `ldmatrix` and asynchronous copies, on NVIDIA
-//! GPUs through CubeCL's C++ compiler.
+//! GPUs through CubeCL's C++ compiler; on compute capability 9.0, `wgmma` where it fits.
 
 mod forward;
+mod forward_warpgroup;
 mod tile;
+mod warpgroup;
 
 use burn::tensor::DType;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
@@ -16,6 +18,7 @@ use super::{Dims, Unavailable};
 use crate::ops::AttentionSettings;
 use crate::visibility::Visibility;
 use forward::{ForwardConfig, ScoreMap, tree_attention_forward};
+use forward_warpgroup::{WarpgroupForwardConfig, tree_attention_forward_warpgroup};
 use tile::PLANE;
 
 /// Rows of a cube's tile of queries: rows of the sequence times heads.
@@ -114,6 +117,7 @@ pub(crate) fn forward(
     };
     let window = settings.sliding_window;
     let config = forward_config(dims.head_dim, dims.group(), scores, window.is_some());
+    // Both kernels go by the same plan.
     let tiles = TileShape {
         query_rows: config.query_rows,
         keys: config.key_rows,
@@ -128,36 +132,61 @@ pub(crate) fn forward(
     let log_sum_exp = empty(rows.clone(), DType::F32);
     let output = empty([rows, vec![dims.head_dim]].concat(), query.dtype);
     let dtype = element(query.dtype).expect("check_available allows f16 and bf16 only");
-    // SAFETY: the kernel reads and writes rows below N and keys below M only, which are the sizes
-    // of the tensors and of the plan's mask.
-    unsafe {
-        tree_attention_forward::launch_unchecked(
-            &client,
-            CubeCount::Static(plan.n_query_tiles as u32, (dims.query_heads / config.heads) as u32, 1),
-            CubeDim::new_1d(config.units() as u32),
-            query.into_buffer_arg(),
-            key.into_buffer_arg(),
-            value.into_buffer_arg(),
-            plan.section(Section::KeyStart),
-            plan.section(Section::KeyEnd),
-            plan.section(Section::KeyPosition),
-            plan.section(Section::QueryPosition),
-            plan.section(Section::QueryOffsets),
-            plan.section(Section::QueryEntries),
-            plan.section(Section::QueryOrder),
-            output.clone().into_buffer_arg(),
-            log_sum_exp.clone().into_buffer_arg(),
-            dims.queries as u32,
-            dims.keys as u32,
-            dims.query_heads as u32,
-            dims.group() as u32,
-            (scale * log2_e) as f32,
-            score_factor as f32,
-            // Positions are below 2^31.
-            window.map_or(0, |window| window.min(i32::MAX as usize)) as u32,
-            config,
-            dtype,
-        );
+    let cubes = CubeCount::Static(plan.n_query_tiles as u32, (dims.query_heads / config.heads) as u32, 1);
+    let scale_log2 = (scale * log2_e) as f32;
+    // Positions are below 2^31.
+    let window = window.map_or(0, |window| window.min(i32::MAX as usize)) as u32;
+    macro_rules! launch {
+        ($kernel:ident, $config:expr) => {
+            // SAFETY: the kernel reads and writes rows below N and keys below M only, which are the
+            // sizes of the tensors and of the plan's mask.
+            unsafe {
+                $kernel::launch_unchecked(
+                    &client,
+                    cubes,
+                    CubeDim::new_1d($config.units() as u32),
+                    query.into_buffer_arg(),
+                    key.into_buffer_arg(),
+                    value.into_buffer_arg(),
+                    plan.section(Section::KeyStart),
+                    plan.section(Section::KeyEnd),
+                    plan.section(Section::KeyPosition),
+                    plan.section(Section::QueryPosition),
+                    plan.section(Section::QueryOffsets),
+                    plan.section(Section::QueryEntries),
+                    plan.section(Section::QueryOrder),
+                    output.clone().into_buffer_arg(),
+                    log_sum_exp.clone().into_buffer_arg(),
+                    dims.queries as u32,
+                    dims.keys as u32,
+                    dims.query_heads as u32,
+                    dims.group() as u32,
+                    scale_log2,
+                    score_factor as f32,
+                    window,
+                    $config,
+                    dtype,
+                )
+            }
+        };
+    }
+    if has_warpgroup_products(client.properties(), dims.head_dim) {
+        let config = WarpgroupForwardConfig {
+            head_dim: config.head_dim,
+            query_rows: config.query_rows,
+            heads: config.heads,
+            scores: config.scores,
+            window: config.window,
+        };
+        launch!(tree_attention_forward_warpgroup, config);
+    } else {
+        launch!(tree_attention_forward, config);
     }
     Ok((output, log_sum_exp))
+}
+
+/// Whether the kernels from products of four planes run: only compute capability 9.0 has these
+/// instructions, and they take head dimensions of whole panels whose sums fit the registers.
+fn has_warpgroup_products(properties: &DeviceProperties, head_dim: usize) -> bool {
+    properties.identity.fingerprint == "ptx_sm90" && matches!(head_dim, 64 | 128)
 }

@@ -261,7 +261,7 @@ pub(crate) fn pack_left<E: Float>(first: Accumulator, second: Accumulator) -> Fr
 
 /// Name of a 16-bit float type in PTX.
 #[cube]
-fn ptx_type<E: Float>() -> comptime_type!(&'static str) {
+pub(crate) fn ptx_type<E: Float>() -> comptime_type!(&'static str) {
     intrinsic!(|scope| {
         match E::elem_type(scope) {
             ElemType::Float(FloatKind::F16) => "f16",

@@ -1,0 +1,621 @@
+//! Forward pass with products of four planes at a time: one plane copies keys and values, two
+//! groups of four planes take turns at the matrix units while the other is at its softmax.
+
+use cubecl;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::barrier::*;
+use super::forward::{LN_2, LOWEST, SLACK, ScoreMap};
+use super::tile::*;
+use super::warpgroup::*;
+
+/// Compile-time shape of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct WarpgroupForwardConfig {
+    /// Numbers per row of query, key and value: 64 or 128.
+    pub head_dim: usize,
+    /// Query rows of a tile.
+    pub query_rows: usize,
+    /// Query heads of one key head that a cube works on: the rows of its tile are
+    /// `heads * query_rows`, head by head.
+    pub heads: usize,
+    /// What happens to a product of query and key before the softmax.
+    pub scores: ScoreMap,
+    /// Whether there is a sliding window.
+    pub window: bool,
+}
+
+/// Keys of a tile.
+pub(crate) const KEY_ROWS: usize = 64;
+/// Keys of a stage: two tiles, which need not be neighbours. Products of 64 x 128 keep the matrix
+/// units busier than those of 64 x 64, for which shared memory is too slow.
+const STAGE_KEYS: usize = 2 * KEY_ROWS;
+/// Stages in shared memory.
+const STAGES: usize = 2;
+
+impl WarpgroupForwardConfig {
+    /// Rows of a cube's tile of queries.
+    pub fn rows(&self) -> usize {
+        self.heads * self.query_rows
+    }
+
+    /// Units that compute; one plane more copies.
+    pub fn computing_units(&self) -> usize {
+        self.rows() / ROWS * PLANES * PLANE
+    }
+
+    /// Units of a cube.
+    pub fn units(&self) -> usize {
+        self.computing_units() + PLANE
+    }
+
+    fn key_bytes(&self) -> usize {
+        panel_tile_bytes(STAGE_KEYS, self.head_dim)
+    }
+
+    /// Words per key besides its row: start and end of its interval, and its position.
+    fn key_words(&self) -> usize {
+        if self.window { 3 } else { 2 }
+    }
+
+    fn words_bytes(&self) -> usize {
+        self.key_words() * STAGE_KEYS * 4
+    }
+
+    /// Where the stages start: keys and values, in turn.
+    fn stages_at(&self) -> usize {
+        panel_tile_bytes(self.rows(), self.head_dim)
+    }
+
+    /// Where the intervals of the stages start.
+    fn words_at(&self) -> usize {
+        self.stages_at() + STAGES * 2 * self.key_bytes()
+    }
+
+    /// Where the barriers start: of each stage, keys there, keys free, values there, values free.
+    fn barriers_at(&self) -> usize {
+        self.words_at() + STAGES * self.words_bytes()
+    }
+
+    /// Bytes of shared memory of a cube.
+    pub fn shared_bytes(&self) -> usize {
+        self.barriers_at() + STAGES * 4 * BARRIER_BYTES
+    }
+}
+
+/// Attention of one tile of query rows of up to 8 heads that share a key head; arguments as those
+/// of [`tree_attention_forward`](super::forward::tree_attention_forward).
+#[cube(launch_unchecked)]
+pub(crate) fn tree_attention_forward_warpgroup<E: Float>(
+    query: &[E],
+    key: &[E],
+    value: &[E],
+    key_start: &[u32],
+    key_end: &[u32],
+    key_position: &[u32],
+    query_position: &[u32],
+    offsets: &[u32],
+    entries: &[u32],
+    order: &[u32],
+    output: &mut [Vector<u32, Const<4>>],
+    log_sum_exp: &mut [f32],
+    n_queries: u32,
+    n_keys: u32,
+    query_heads: u32,
+    group: u32,
+    scale_log2: f32,
+    score_factor: f32,
+    window: u32,
+    #[comptime] config: WarpgroupForwardConfig,
+    #[define(E)] _dtype: ElemType,
+) {
+    let dim = comptime!(config.head_dim);
+    let query_rows = comptime!(config.query_rows as u32);
+    let tiles = n_queries.div_ceil(query_rows);
+    let tile = order[CUBE_POS_X as usize];
+    let batch = tile / tiles;
+    let first_query = tile % tiles * query_rows;
+    let first_head = CUBE_POS_Y * comptime!(config.heads as u32);
+    // Row of [B * Hq] and of [B * Hkv].
+    let query_row = batch * query_heads + first_head;
+    let key_row = batch * (query_heads / group) + first_head / group;
+    let begin = offsets[tile as usize];
+    let end = offsets[tile as usize + 1];
+
+    let memory =
+        Shared::<[u32]>::new_aligned_slice(comptime!(config.shared_bytes() / 4), 1024usize);
+    let shared = shared_address(&memory);
+    let barriers = shared + comptime!(config.barriers_at() as u32);
+    if UNIT_POS_X == 0 {
+        #[unroll]
+        for stage in 0..STAGES {
+            let barrier = barriers + comptime!((stage * 4 * BARRIER_BYTES) as u32);
+            let planes = comptime!(config.computing_units() / PLANE);
+            init_barrier(barrier, PLANE);
+            init_barrier(barrier + 8, planes);
+            init_barrier(barrier + 16, PLANE);
+            init_barrier(barrier + 24, planes);
+        }
+    }
+    sync_cube();
+
+    if UNIT_POS_X >= comptime!(config.computing_units() as u32) {
+        let first_key = u64::cast_from(key_row) * u64::cast_from(n_keys);
+        let unit = UNIT_POS_X % 32;
+        let mut stage = 0u32;
+        let mut parity = 1u32;
+        // Barrier of the values that are on their way.
+        let mut landing = barriers;
+        let mut index = begin;
+        while index < end {
+            let key_stage = shared
+                + comptime!(config.stages_at() as u32)
+                + stage * comptime!(2 * config.key_bytes() as u32);
+            let barrier = barriers + stage * comptime!(4 * BARRIER_BYTES as u32);
+            let words = shared
+                + comptime!(config.words_at() as u32)
+                + stage * comptime!(config.words_bytes() as u32);
+
+            wait_barrier(barrier + 8, parity);
+            #[unroll]
+            for half in 0..2u32 {
+                let (entry, valid) = entry_of(entries, index + half, end, n_keys);
+                let first = (entry >> 1) * KEY_ROWS as u32;
+                if entry & 1 == 1 {
+                    let words = words + comptime!(half * 4 * KEY_ROWS as u32);
+                    let from = u64::cast_from(batch * n_keys + first) * 4;
+                    copy_words(global_address::<u32>(key_start) + from, words, unit, valid);
+                    let words = words + comptime!(4 * STAGE_KEYS as u32);
+                    copy_words(global_address::<u32>(key_end) + from, words, unit, valid);
+                    if comptime!(config.window) {
+                        let words = words + comptime!(4 * STAGE_KEYS as u32);
+                        let from = global_address::<u32>(key_position) + from;
+                        copy_words(from, words, unit, valid);
+                    }
+                }
+                let row = first_key + u64::cast_from(first);
+                let from = global_address::<E>(key) + row * comptime!(2 * dim as u64);
+                copy_tile(from, key_stage, half, unit, valid, entry, config);
+            }
+            commit_copies();
+            if index > begin {
+                land(landing);
+            }
+
+            wait_barrier(barrier + 24, parity);
+            #[unroll]
+            for half in 0..2u32 {
+                let (entry, valid) = entry_of(entries, index + half, end, n_keys);
+                let row = first_key + u64::cast_from((entry >> 1) * KEY_ROWS as u32);
+                let from = global_address::<E>(value) + row * comptime!(2 * dim as u64);
+                let to = key_stage + comptime!(config.key_bytes() as u32);
+                copy_tile(from, to, half, unit, valid, entry, config);
+            }
+            commit_copies();
+            land(barrier);
+
+            landing = barrier + 16;
+            index += 2;
+            stage += 1;
+            if stage == STAGES as u32 {
+                stage = 0;
+                parity = parity ^ 1;
+            }
+        }
+        if begin < end {
+            commit_copies();
+            land(landing);
+        }
+    } else {
+        compute::<E>(
+            query,
+            query_position,
+            entries,
+            output,
+            log_sum_exp,
+            n_queries,
+            batch,
+            first_query,
+            query_row,
+            begin,
+            end,
+            shared,
+            barriers,
+            scale_log2,
+            score_factor,
+            window,
+            config,
+        );
+    }
+}
+
+/// The entry at `index` of a list that ends before `end`, and the number of keys from its tile on.
+/// Past the end: a partial entry of no keys.
+#[cube]
+fn entry_of(entries: &[u32], index: u32, end: u32, n_keys: u32) -> (u32, u32) {
+    let listed = index < end;
+    let entry = entries[min(index, end - 1) as usize];
+    let valid = n_keys - (entry >> 1) * KEY_ROWS as u32;
+    (select(listed, entry, entry | 1), select(listed, valid, 0u32))
+}
+
+/// Tells those who wait that all but the youngest group of copies is there.
+#[cube]
+fn land(barrier: u32) {
+    wait_copies(1usize);
+    fence_products();
+    arrive(barrier);
+}
+
+/// Starts copying a tile of keys or values into half of a stage, by one plane.
+#[cube]
+fn copy_tile(
+    from: u64,
+    stage: u32,
+    #[comptime] half: u32,
+    unit: u32,
+    valid: u32,
+    entry: u32,
+    #[comptime] config: WarpgroupForwardConfig,
+) {
+    let dim = comptime!(config.head_dim);
+    let to = stage + comptime!(half * (KEY_ROWS * 128) as u32);
+    if entry & 1 == 1 {
+        copy_panel_rows(from, to, unit, valid, KEY_ROWS, STAGE_KEYS, dim, PLANE, true);
+    } else {
+        copy_panel_rows(from, to, unit, valid, KEY_ROWS, STAGE_KEYS, dim, PLANE, false);
+    }
+}
+
+/// Starts copying a word for each key of a tile by one plane, zeros from key `valid` on.
+#[cube]
+fn copy_words(from: u64, to: u32, unit: u32, valid: u32) {
+    #[unroll]
+    for pass in 0..comptime!(KEY_ROWS / PLANE) {
+        let index = unit + comptime!((pass * PLANE) as u32);
+        copy_word_or_zero(from + u64::cast_from(index) * 4, to + index * 4, index < valid);
+    }
+}
+
+/// What the computing planes do.
+#[cube]
+fn compute<E: Float>(
+    query: &[E],
+    query_position: &[u32],
+    entries: &[u32],
+    output: &mut [Vector<u32, Const<4>>],
+    log_sum_exp: &mut [f32],
+    n_queries: u32,
+    batch: u32,
+    first_query: u32,
+    query_row: u32,
+    begin: u32,
+    end: u32,
+    shared: u32,
+    barriers: u32,
+    scale_log2: f32,
+    score_factor: f32,
+    window: u32,
+    #[comptime] config: WarpgroupForwardConfig,
+) {
+    let dim = comptime!(config.head_dim);
+    let query_rows = comptime!(config.query_rows as u32);
+    let score_tiles = comptime!(STAGE_KEYS / 8);
+    let output_tiles = comptime!(dim / 8);
+    let size!(ScoreSize) = comptime!(STAGE_KEYS / 2);
+    let size!(ProbabilitySize) = comptime!(STAGE_KEYS / 4);
+    let size!(OutputSize) = comptime!(dim / 2);
+
+    let unit = UNIT_POS_X;
+    let lane = unit % 32;
+    let plane_row = unit / 32 * 16;
+    let squad = unit / comptime!((PLANES * PLANE) as u32);
+
+    #[unroll]
+    for head in 0..comptime!(config.heads) {
+        let row = u64::cast_from(query_row + comptime!(head as u32)) * u64::cast_from(n_queries)
+            + u64::cast_from(first_query);
+        copy_panel_rows(
+            global_address::<E>(query) + row * comptime!(2 * dim as u64),
+            shared + comptime!((head * config.query_rows * 128) as u32),
+            unit,
+            n_queries - first_query,
+            config.query_rows,
+            comptime!(config.rows()),
+            dim,
+            comptime!(config.computing_units()),
+            true,
+        );
+    }
+    wait_copies(0usize);
+    fence_products();
+    wait_for_units(1u32, comptime!(config.computing_units()));
+    // The first squad's turn.
+    if squad == 1 {
+        signal_units(2u32, comptime!(2 * PLANES * PLANE));
+    }
+
+    let query_tile = describe_by_rows(shared + squad * comptime!((ROWS * 128) as u32));
+    let mut sums = Vector::<f32, OutputSize>::new(0.0f32);
+    let mut probabilities = Vector::<u32, ProbabilitySize>::new(0u32);
+    let mut row_maximum = Array::<f32>::new(2usize);
+    let mut row_total = Array::<f32>::new(2usize);
+    #[unroll]
+    for row in 0..2usize {
+        row_maximum[row] = LOWEST;
+        row_total[row] = 0.0f32;
+    }
+
+    let mut stage = 0u32;
+    let mut parity = 0u32;
+    let mut last_stage = 0u32;
+    let mut last_parity = 0u32;
+    let mut index = begin;
+    while index < end {
+        let key_stage = shared
+            + comptime!(config.stages_at() as u32)
+            + stage * comptime!(2 * config.key_bytes() as u32);
+        let barrier = barriers + stage * comptime!(4 * BARRIER_BYTES as u32);
+        wait_for_units(2 + squad, comptime!(2 * PLANES * PLANE));
+        if index > begin {
+            sums = add_values::<E, OutputSize, ProbabilitySize>(
+                sums,
+                probabilities,
+                shared,
+                barriers,
+                last_stage,
+                last_parity,
+                lane,
+                config,
+            );
+        }
+        wait_barrier(barrier, parity);
+        let mut scores = multiply_rows::<E, ScoreSize>(
+            query_tile,
+            describe_by_rows(key_stage),
+            dim,
+            comptime!(config.rows()),
+            STAGE_KEYS,
+        );
+        if index + 2 < end || squad == 0 {
+            signal_units(3 - squad, comptime!(2 * PLANES * PLANE));
+        }
+
+        if comptime!(config.scores != ScoreMap::Plain) {
+            let mut mapped = Vector::<f32, ScoreSize>::empty();
+            #[unroll]
+            for i in 0..comptime!(STAGE_KEYS / 2) {
+                let score = scores.extract(i) * score_factor;
+                if comptime!(config.scores == ScoreMap::Capped) {
+                    mapped.insert(i, tanh(score));
+                } else {
+                    mapped.insert(i, score);
+                }
+            }
+            scores = mapped;
+        }
+        let words = shared
+            + comptime!(config.words_at() as u32)
+            + stage * comptime!(config.words_bytes() as u32)
+            + lane % 4 * 8;
+        #[unroll]
+        for half in 0..2usize {
+            let (entry, _valid) = entry_of(entries, index + comptime!(half as u32), end, 0u32);
+            if entry & 1 == 1 {
+                scores = mask_scores::<ScoreSize>(
+                    scores,
+                    words,
+                    half,
+                    query_position,
+                    batch * n_queries,
+                    first_query,
+                    n_queries,
+                    plane_row + lane / 4,
+                    window,
+                    config,
+                );
+            }
+        }
+        sync_plane();
+        if lane == 0 {
+            arrive(barrier + 8);
+        }
+
+        // Online softmax, as in the kernel of single planes.
+        let mut next_maximum = Array::<f32>::new(2usize);
+        let mut grows = false;
+        #[unroll]
+        for row in 0..2usize {
+            let mut highest = row_maximum[row];
+            #[unroll]
+            for n in 0..score_tiles {
+                highest = max(highest, scores.extract(comptime!(4 * n + 2 * row)));
+                highest = max(highest, scores.extract(comptime!(4 * n + 2 * row + 1)));
+            }
+            let highest = row_max(highest);
+            next_maximum[row] = highest;
+            grows = grows || (highest - row_maximum[row]) * scale_log2 > SLACK;
+        }
+        if plane_agrees_any(grows) {
+            let mut rescaled = Vector::<f32, OutputSize>::empty();
+            #[unroll]
+            for row in 0..2usize {
+                let factor = exp2((row_maximum[row] - next_maximum[row]) * scale_log2);
+                row_maximum[row] = next_maximum[row];
+                row_total[row] *= factor;
+                #[unroll]
+                for n in 0..output_tiles {
+                    let at = comptime!(4 * n + 2 * row);
+                    rescaled.insert(at, sums.extract(at) * factor);
+                    rescaled.insert(comptime!(at + 1), sums.extract(comptime!(at + 1)) * factor);
+                }
+            }
+            sums = rescaled;
+        }
+        let mut packed = Vector::<u32, ProbabilitySize>::empty();
+        #[unroll]
+        for row in 0..2usize {
+            let shift = row_maximum[row] * scale_log2;
+            #[unroll]
+            for n in 0..score_tiles {
+                let at = comptime!(4 * n + 2 * row);
+                let first = exp2(scores.extract(at) * scale_log2 - shift);
+                let second = exp2(scores.extract(comptime!(at + 1)) * scale_log2 - shift);
+                row_total[row] += first + second;
+                packed.insert(comptime!(2 * n + row), pack::<E>(first, second));
+            }
+        }
+        probabilities = packed;
+
+        last_stage = stage;
+        last_parity = parity;
+        index += 2;
+        stage += 1;
+        if stage == STAGES as u32 {
+            stage = 0;
+            parity = parity ^ 1;
+        }
+    }
+    if begin < end {
+        sums = add_values::<E, OutputSize, ProbabilitySize>(
+            sums,
+            probabilities,
+            shared,
+            barriers,
+            last_stage,
+            last_parity,
+            lane,
+            config,
+        );
+    }
+
+    // Each squad stages its rows where its rows of the query were, once all its planes are done.
+    wait_for_units(4 + squad, comptime!(PLANES * PLANE));
+    let row_in_tile = plane_row + lane / 4;
+    #[unroll]
+    for row in 0..2usize {
+        let total = row_sum(row_total[row]);
+        let seen = total > 0.0f32;
+        let factor = select(seen, reciprocal(total), 0.0f32);
+        let tile_row = row_in_tile + comptime!(8 * row as u32);
+        let to = shared + tile_row * 128 + lane % 4 * 4;
+        #[unroll]
+        for n in 0..output_tiles {
+            let at = comptime!(4 * n + 2 * row);
+            let word = pack::<E>(
+                sums.extract(at) * factor,
+                sums.extract(comptime!(at + 1)) * factor,
+            );
+            let chunk = comptime!((n % 8) as u32) ^ (tile_row % 8);
+            let offset = comptime!(n / 8 * config.rows() * 128);
+            store_word(to + chunk * 16, offset, word);
+        }
+        let query_index = first_query + tile_row % query_rows;
+        if lane % 4 == 0 && query_index < n_queries {
+            let at = (query_row + tile_row / query_rows) * n_queries + query_index;
+            let value = (row_maximum[row] * scale_log2 + log2(total)) * LN_2;
+            log_sum_exp[at as usize] = select(seen, value, 0.0f32);
+        }
+    }
+    sync_plane();
+    let row_chunks = comptime!((2 * dim / CHUNK) as u32);
+    #[unroll]
+    for pass in 0..comptime!(16 * 2 * dim / CHUNK / PLANE) {
+        let chunk = lane + comptime!((pass * PLANE) as u32);
+        let tile_row = plane_row + chunk / row_chunks;
+        let column = chunk % row_chunks;
+        let query_index = first_query + tile_row % query_rows;
+        if query_index < n_queries {
+            let from = shared
+                + column / 8 * comptime!((config.rows() * 128) as u32)
+                + tile_row * 128
+                + ((column % 8) ^ (tile_row % 8)) * 16;
+            let at = (query_row + tile_row / query_rows) * n_queries + query_index;
+            output[(at * row_chunks + column) as usize] = load_chunk(from, 0usize);
+        }
+    }
+}
+
+/// Adds the product of probabilities and the values of a stage, and frees them.
+#[cube]
+fn add_values<E: Float, N: Size, K: Size>(
+    sums: Vector<f32, N>,
+    probabilities: Vector<u32, K>,
+    shared: u32,
+    barriers: u32,
+    stage: u32,
+    parity: u32,
+    lane: u32,
+    #[comptime] config: WarpgroupForwardConfig,
+) -> Vector<f32, N> {
+    let value_stage = shared
+        + comptime!((config.stages_at() + config.key_bytes()) as u32)
+        + stage * comptime!(2 * config.key_bytes() as u32);
+    let barrier = barriers + stage * comptime!(4 * BARRIER_BYTES as u32);
+    wait_barrier(barrier + 16, parity);
+    let sums = multiply_add_columns::<E, N, K>(
+        probabilities,
+        describe_by_columns(value_stage, STAGE_KEYS),
+        sums,
+        STAGE_KEYS,
+        config.head_dim,
+    );
+    if lane == 0 {
+        arrive(barrier + 24);
+    }
+    sums
+}
+
+/// Scores with minus infinity for the keys of one half of a stage that a row does not see; arguments
+/// as those of the kernel of single planes.
+#[cube]
+fn mask_scores<N: Size>(
+    scores: Vector<f32, N>,
+    intervals: u32,
+    #[comptime] half: usize,
+    query_position: &[u32],
+    first_position: u32,
+    first_query: u32,
+    n_queries: u32,
+    tile_row: u32,
+    window: u32,
+    #[comptime] config: WarpgroupForwardConfig,
+) -> Vector<f32, N> {
+    let query_rows = comptime!(config.query_rows as u32);
+    let array_bytes = comptime!(STAGE_KEYS * 4);
+    let mut query_index = Array::<u32>::new(2usize);
+    let mut positions = Array::<u32>::new(2usize);
+    #[unroll]
+    for row in 0..2usize {
+        let index = first_query + (tile_row + comptime!(8 * row as u32)) % query_rows;
+        query_index[row] = index;
+        if comptime!(config.window) {
+            // Rows past the last one see nothing anyway.
+            let index = min(index, n_queries - 1);
+            positions[row] = query_position[(first_position + index) as usize];
+        }
+    }
+    let mut masked = scores;
+    #[unroll]
+    for tile in 0..comptime!(KEY_ROWS / 8) {
+        let n = comptime!(half * KEY_ROWS / 8 + tile);
+        let starts = load_pair(intervals, comptime!(n * 32));
+        let ends = load_pair(intervals, comptime!(n * 32 + array_bytes));
+        #[unroll]
+        for row in 0..2usize {
+            #[unroll]
+            for column in 0..2usize {
+                let mut visible = query_index[row] >= starts.extract(column)
+                    && query_index[row] < ends.extract(column);
+                if comptime!(config.window) {
+                    let of_keys = load_pair(intervals, comptime!(n * 32 + 2 * array_bytes));
+                    visible = visible && positions[row] < of_keys.extract(column) + window;
+                }
+                let at = comptime!(4 * n + 2 * row + column);
+                masked.insert(at, select(visible, scores.extract(at), f32::NEG_INFINITY));
+            }
+        }
+    }
+    masked
+}
