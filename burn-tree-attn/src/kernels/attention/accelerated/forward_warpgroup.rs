@@ -7,6 +7,7 @@ use cubecl::prelude::*;
 
 use super::barrier::*;
 use super::forward::{LN_2, LOWEST, SLACK, ScoreMap};
+use super::stage::*;
 use super::tile::*;
 use super::warpgroup::*;
 
@@ -26,14 +27,6 @@ pub(crate) struct WarpgroupForwardConfig {
     pub window: bool,
 }
 
-/// Keys of a tile.
-pub(crate) const KEY_ROWS: usize = 64;
-/// Keys of a stage: two tiles, which need not be neighbours. Products of 64 x 128 keep the matrix
-/// units busier than those of 64 x 64, for which shared memory is too slow.
-const STAGE_KEYS: usize = 2 * KEY_ROWS;
-/// Stages in shared memory.
-const STAGES: usize = 2;
-
 impl WarpgroupForwardConfig {
     /// Rows of a cube's tile of queries.
     pub fn rows(&self) -> usize {
@@ -51,7 +44,7 @@ impl WarpgroupForwardConfig {
     }
 
     fn key_bytes(&self) -> usize {
-        panel_tile_bytes(STAGE_KEYS, self.head_dim)
+        panel_tile_bytes(STAGE_ROWS, self.head_dim)
     }
 
     /// Words per key besides its row: start and end of its interval, and its position.
@@ -60,7 +53,7 @@ impl WarpgroupForwardConfig {
     }
 
     fn words_bytes(&self) -> usize {
-        self.key_words() * STAGE_KEYS * 4
+        self.key_words() * STAGE_ROWS * 4
     }
 
     /// Where the stages start: keys and values, in turn.
@@ -161,39 +154,39 @@ pub(crate) fn tree_attention_forward_warpgroup<E: Float>(
             #[unroll]
             for half in 0..2u32 {
                 let (entry, valid) = entry_of(entries, index + half, end, n_keys);
-                let first = (entry >> 1) * KEY_ROWS as u32;
+                let first = (entry >> 1) * TILE_ROWS as u32;
                 if entry & 1 == 1 {
-                    let words = words + comptime!(half * 4 * KEY_ROWS as u32);
+                    let words = words + comptime!(half * 4 * TILE_ROWS as u32);
                     let from = u64::cast_from(batch * n_keys + first) * 4;
                     copy_words(global_address::<u32>(key_start) + from, words, unit, valid);
-                    let words = words + comptime!(4 * STAGE_KEYS as u32);
+                    let words = words + comptime!(4 * STAGE_ROWS as u32);
                     copy_words(global_address::<u32>(key_end) + from, words, unit, valid);
                     if comptime!(config.window) {
-                        let words = words + comptime!(4 * STAGE_KEYS as u32);
+                        let words = words + comptime!(4 * STAGE_ROWS as u32);
                         let from = global_address::<u32>(key_position) + from;
                         copy_words(from, words, unit, valid);
                     }
                 }
                 let row = first_key + u64::cast_from(first);
                 let from = global_address::<E>(key) + row * comptime!(2 * dim as u64);
-                copy_tile(from, key_stage, half, unit, valid, entry, config);
+                copy_tile(from, key_stage, half, unit, valid, entry, dim);
             }
             commit_copies();
             if index > begin {
-                land(landing);
+                land(landing, 1usize);
             }
 
             wait_barrier(barrier + 24, parity);
             #[unroll]
             for half in 0..2u32 {
                 let (entry, valid) = entry_of(entries, index + half, end, n_keys);
-                let row = first_key + u64::cast_from((entry >> 1) * KEY_ROWS as u32);
+                let row = first_key + u64::cast_from((entry >> 1) * TILE_ROWS as u32);
                 let from = global_address::<E>(value) + row * comptime!(2 * dim as u64);
                 let to = key_stage + comptime!(config.key_bytes() as u32);
-                copy_tile(from, to, half, unit, valid, entry, config);
+                copy_tile(from, to, half, unit, valid, entry, dim);
             }
             commit_copies();
-            land(barrier);
+            land(barrier, 1usize);
 
             landing = barrier + 16;
             index += 2;
@@ -204,8 +197,7 @@ pub(crate) fn tree_attention_forward_warpgroup<E: Float>(
             }
         }
         if begin < end {
-            commit_copies();
-            land(landing);
+            land(landing, 0usize);
         }
     } else {
         compute::<E>(
@@ -227,54 +219,6 @@ pub(crate) fn tree_attention_forward_warpgroup<E: Float>(
             window,
             config,
         );
-    }
-}
-
-/// The entry at `index` of a list that ends before `end`, and the number of keys from its tile on.
-/// Past the end: a partial entry of no keys.
-#[cube]
-fn entry_of(entries: &[u32], index: u32, end: u32, n_keys: u32) -> (u32, u32) {
-    let listed = index < end;
-    let entry = entries[min(index, end - 1) as usize];
-    let valid = n_keys - (entry >> 1) * KEY_ROWS as u32;
-    (select(listed, entry, entry | 1), select(listed, valid, 0u32))
-}
-
-/// Tells those who wait that all but the youngest group of copies is there.
-#[cube]
-fn land(barrier: u32) {
-    wait_copies(1usize);
-    fence_products();
-    arrive(barrier);
-}
-
-/// Starts copying a tile of keys or values into half of a stage, by one plane.
-#[cube]
-fn copy_tile(
-    from: u64,
-    stage: u32,
-    #[comptime] half: u32,
-    unit: u32,
-    valid: u32,
-    entry: u32,
-    #[comptime] config: WarpgroupForwardConfig,
-) {
-    let dim = comptime!(config.head_dim);
-    let to = stage + comptime!(half * (KEY_ROWS * 128) as u32);
-    if entry & 1 == 1 {
-        copy_panel_rows(from, to, unit, valid, KEY_ROWS, STAGE_KEYS, dim, PLANE, true);
-    } else {
-        copy_panel_rows(from, to, unit, valid, KEY_ROWS, STAGE_KEYS, dim, PLANE, false);
-    }
-}
-
-/// Starts copying a word for each key of a tile by one plane, zeros from key `valid` on.
-#[cube]
-fn copy_words(from: u64, to: u32, unit: u32, valid: u32) {
-    #[unroll]
-    for pass in 0..comptime!(KEY_ROWS / PLANE) {
-        let index = unit + comptime!((pass * PLANE) as u32);
-        copy_word_or_zero(from + u64::cast_from(index) * 4, to + index * 4, index < valid);
     }
 }
 
@@ -301,10 +245,10 @@ fn compute<E: Float>(
 ) {
     let dim = comptime!(config.head_dim);
     let query_rows = comptime!(config.query_rows as u32);
-    let score_tiles = comptime!(STAGE_KEYS / 8);
+    let score_tiles = comptime!(STAGE_ROWS / 8);
     let output_tiles = comptime!(dim / 8);
-    let size!(ScoreSize) = comptime!(STAGE_KEYS / 2);
-    let size!(ProbabilitySize) = comptime!(STAGE_KEYS / 4);
+    let size!(ScoreSize) = comptime!(STAGE_ROWS / 2);
+    let size!(ProbabilitySize) = comptime!(STAGE_ROWS / 4);
     let size!(OutputSize) = comptime!(dim / 2);
 
     let unit = UNIT_POS_X;
@@ -371,12 +315,12 @@ fn compute<E: Float>(
             );
         }
         wait_barrier(barrier, parity);
-        let mut scores = multiply_rows::<E, ScoreSize>(
+        let mut scores = multiply_panel_rows::<E, ScoreSize>(
             query_tile,
             describe_by_rows(key_stage),
             dim,
             comptime!(config.rows()),
-            STAGE_KEYS,
+            STAGE_ROWS,
         );
         if index + 2 < end || squad == 0 {
             signal_units(3 - squad, comptime!(2 * PLANES * PLANE));
@@ -385,7 +329,7 @@ fn compute<E: Float>(
         if comptime!(config.scores != ScoreMap::Plain) {
             let mut mapped = Vector::<f32, ScoreSize>::empty();
             #[unroll]
-            for i in 0..comptime!(STAGE_KEYS / 2) {
+            for i in 0..comptime!(STAGE_ROWS / 2) {
                 let score = scores.extract(i) * score_factor;
                 if comptime!(config.scores == ScoreMap::Capped) {
                     mapped.insert(i, tanh(score));
@@ -492,25 +436,13 @@ fn compute<E: Float>(
 
     // Each squad stages its rows where its rows of the query were, once all its planes are done.
     wait_for_units(4 + squad, comptime!(PLANES * PLANE));
-    let row_in_tile = plane_row + lane / 4;
+    let mut factors = Array::<f32>::new(2usize);
     #[unroll]
     for row in 0..2usize {
         let total = row_sum(row_total[row]);
         let seen = total > 0.0f32;
-        let factor = select(seen, reciprocal(total), 0.0f32);
-        let tile_row = row_in_tile + comptime!(8 * row as u32);
-        let to = shared + tile_row * 128 + lane % 4 * 4;
-        #[unroll]
-        for n in 0..output_tiles {
-            let at = comptime!(4 * n + 2 * row);
-            let word = pack::<E>(
-                sums.extract(at) * factor,
-                sums.extract(comptime!(at + 1)) * factor,
-            );
-            let chunk = comptime!((n % 8) as u32) ^ (tile_row % 8);
-            let offset = comptime!(n / 8 * config.rows() * 128);
-            store_word(to + chunk * 16, offset, word);
-        }
+        factors[row] = select(seen, reciprocal(total), 0.0f32);
+        let tile_row = plane_row + lane / 4 + comptime!(8 * row as u32);
         let query_index = first_query + tile_row % query_rows;
         if lane % 4 == 0 && query_index < n_queries {
             let at = (query_row + tile_row / query_rows) * n_queries + query_index;
@@ -518,6 +450,8 @@ fn compute<E: Float>(
             log_sum_exp[at as usize] = select(seen, value, 0.0f32);
         }
     }
+    let rows = comptime!(config.rows());
+    store_panel_sums::<E, OutputSize>(sums, factors[0], factors[1], shared, plane_row, rows, dim);
     sync_plane();
     let row_chunks = comptime!((2 * dim / CHUNK) as u32);
     #[unroll]
@@ -527,12 +461,9 @@ fn compute<E: Float>(
         let column = chunk % row_chunks;
         let query_index = first_query + tile_row % query_rows;
         if query_index < n_queries {
-            let from = shared
-                + column / 8 * comptime!((config.rows() * 128) as u32)
-                + tile_row * 128
-                + ((column % 8) ^ (tile_row % 8)) * 16;
             let at = (query_row + tile_row / query_rows) * n_queries + query_index;
-            output[(at * row_chunks + column) as usize] = load_chunk(from, 0usize);
+            output[(at * row_chunks + column) as usize] =
+                load_panel_chunk(shared, tile_row, column, rows);
         }
     }
 }
@@ -554,11 +485,11 @@ fn add_values<E: Float, N: Size, K: Size>(
         + stage * comptime!(2 * config.key_bytes() as u32);
     let barrier = barriers + stage * comptime!(4 * BARRIER_BYTES as u32);
     wait_barrier(barrier + 16, parity);
-    let sums = multiply_add_columns::<E, N, K>(
+    let sums = multiply_add_panel_columns::<E, N, K>(
         probabilities,
-        describe_by_columns(value_stage, STAGE_KEYS),
+        describe_by_columns(value_stage, STAGE_ROWS),
         sums,
-        STAGE_KEYS,
+        STAGE_ROWS,
         config.head_dim,
     );
     if lane == 0 {
@@ -583,7 +514,7 @@ fn mask_scores<N: Size>(
     #[comptime] config: WarpgroupForwardConfig,
 ) -> Vector<f32, N> {
     let query_rows = comptime!(config.query_rows as u32);
-    let array_bytes = comptime!(STAGE_KEYS * 4);
+    let array_bytes = comptime!(STAGE_ROWS * 4);
     let mut query_index = Array::<u32>::new(2usize);
     let mut positions = Array::<u32>::new(2usize);
     #[unroll]
@@ -598,8 +529,8 @@ fn mask_scores<N: Size>(
     }
     let mut masked = scores;
     #[unroll]
-    for tile in 0..comptime!(KEY_ROWS / 8) {
-        let n = comptime!(half * KEY_ROWS / 8 + tile);
+    for tile in 0..comptime!(TILE_ROWS / 8) {
+        let n = comptime!(half * TILE_ROWS / 8 + tile);
         let starts = load_pair(intervals, comptime!(n * 32));
         let ends = load_pair(intervals, comptime!(n * 32 + array_bytes));
         #[unroll]

@@ -3,6 +3,7 @@
 
 mod forward;
 mod forward_warpgroup;
+mod stage;
 mod tile;
 mod warpgroup;
 

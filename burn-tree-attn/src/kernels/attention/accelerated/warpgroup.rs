@@ -101,7 +101,7 @@ pub(crate) fn describe_by_columns(address: u32, #[comptime] tile_rows: usize) ->
 /// in 8-column blocks of four. Both tiles have `head_dim` columns, the left one `left_rows` rows,
 /// the right one `right_rows`.
 #[cube]
-pub(crate) fn multiply_rows<E: Float, N: Size>(
+pub(crate) fn multiply_panel_rows<E: Float, N: Size>(
     left: u64,
     right: u64,
     #[comptime] head_dim: usize,
@@ -123,7 +123,7 @@ pub(crate) fn multiply_rows<E: Float, N: Size>(
 /// tile of `rows` rows and `head_dim` columns. Lanes hold `N` numbers of the sum and `K` registers
 /// of the left operand, 16 columns after 16 columns.
 #[cube]
-pub(crate) fn multiply_add_columns<E: Float, N: Size, K: Size>(
+pub(crate) fn multiply_add_panel_columns<E: Float, N: Size, K: Size>(
     left: Vector<u32, K>,
     right: u64,
     sum: Vector<f32, N>,
@@ -139,6 +139,77 @@ pub(crate) fn multiply_add_columns<E: Float, N: Size, K: Size>(
         right = in(_) read::<u64>(right), result = out(_) result,
     );
     result
+}
+
+// Results
+
+/// Writes a plane's 16 rows of sums, rounded, to rows from `plane_row` on of a tile of `tile_rows`
+/// rows in shared memory; the lane's first row times `factor`, the second times `second_factor`.
+#[cube]
+pub(crate) fn store_panel_sums<E: Float, N: Size>(
+    sums: Vector<f32, N>,
+    factor: f32,
+    second_factor: f32,
+    tile: u32,
+    plane_row: u32,
+    #[comptime] tile_rows: usize,
+    #[comptime] head_dim: usize,
+) {
+    let lane = UNIT_POS_X % 32;
+    #[unroll]
+    for row in 0..2usize {
+        let factor = if comptime!(row == 0) { factor } else { second_factor };
+        let tile_row = plane_row + lane / 4 + comptime!(8 * row as u32);
+        let to = tile + tile_row * PANEL_ROW as u32 + lane % 4 * 4;
+        #[unroll]
+        for n in 0..comptime!(head_dim / 8) {
+            let at = comptime!(4 * n + 2 * row);
+            let word =
+                pack::<E>(sums.extract(at) * factor, sums.extract(comptime!(at + 1)) * factor);
+            let chunk = comptime!((n % 8) as u32) ^ (tile_row % 8);
+            let offset = comptime!(n / 8 * tile_rows * PANEL_ROW);
+            store_word(to + chunk * CHUNK as u32, offset, word);
+        }
+    }
+}
+
+/// Reads a chunk of a tile of `tile_rows` rows in shared memory.
+#[cube]
+pub(crate) fn load_panel_chunk(
+    tile: u32,
+    row: u32,
+    column: u32,
+    #[comptime] tile_rows: usize,
+) -> Fragment {
+    let from = tile
+        + column / 8 * comptime!((tile_rows * PANEL_ROW) as u32)
+        + row * PANEL_ROW as u32
+        + ((column % 8) ^ (row % 8)) * CHUNK as u32;
+    load_chunk(from, 0usize)
+}
+
+/// Writes 16 rows from `plane_row` on of a tile in shared memory to contiguous rows in global
+/// memory (the address of the tile's first row), by one plane; those from `valid` on are left out.
+#[cube]
+pub(crate) fn store_panel_rows(
+    tile: u32,
+    global: u64,
+    plane_row: u32,
+    valid: u32,
+    #[comptime] tile_rows: usize,
+    #[comptime] head_dim: usize,
+) {
+    let row_chunks = comptime!((2 * head_dim / CHUNK) as u32);
+    #[unroll]
+    for pass in 0..comptime!(16 * 2 * head_dim / CHUNK / PLANE) {
+        let chunk = UNIT_POS_X % 32 + comptime!((pass * PLANE) as u32);
+        let row = plane_row + chunk / row_chunks;
+        let column = chunk % row_chunks;
+        if row < valid {
+            let to = global + u64::cast_from((row * row_chunks + column) * CHUNK as u32);
+            store_chunk_global(to, load_panel_chunk(tile, row, column, tile_rows));
+        }
+    }
 }
 
 /// Operands: `$0` result, `$1` left descriptor, `$2` right descriptor.

@@ -289,7 +289,7 @@ pub(crate) fn store_sums(
 
 /// Writes two neighbouring f32 numbers of global memory; the address is a multiple of 8.
 #[cube]
-fn store_pair_global(address: u64, #[comptime] offset: usize, first: f32, second: f32) {
+pub(crate) fn store_pair_global(address: u64, #[comptime] offset: usize, first: f32, second: f32) {
     gpu_asm!(
         "st.global.v2.f32 [{address}+{offset}], {{{first}, {second}}};",
         address = in(_) read::<u64>(address), first = in(_) read::<f32>(first),
