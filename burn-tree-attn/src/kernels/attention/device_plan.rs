@@ -46,6 +46,10 @@ pub(crate) struct DevicePlan {
     pub n_query_tiles: usize,
     /// Number of key tiles, over all batch rows.
     pub n_key_tiles: usize,
+    /// Number of pairs of tiles.
+    pub n_pairs: usize,
+    /// Number of query tiles that see the key tile that most see.
+    pub most_seen: usize,
     buffer: Handle,
     len: usize,
     sections: [Range<u32>; N_SECTIONS],
@@ -92,6 +96,11 @@ impl DevicePlan {
             tiles,
             n_query_tiles: by_query.order.len(),
             n_key_tiles: by_key.order.len(),
+            n_pairs: by_key.entries.len(),
+            most_seen: by_key.order.first().map_or(0, |&tile| {
+                let tile = tile as usize;
+                (by_key.offsets[tile + 1] - by_key.offsets[tile]) as usize
+            }),
             buffer: device.client().create_from_slice(u32::as_bytes(&values)),
             len,
             sections: std::array::from_fn(section),

@@ -1,6 +1,8 @@
 //! Kernels from matrix instructions: `mma.sync` with `ldmatrix` and asynchronous copies, on NVIDIA
 //! GPUs through CubeCL's C++ compiler; on compute capability 9.0, `wgmma` where it fits.
 
+mod backward;
+mod barrier;
 mod forward;
 mod forward_warpgroup;
 mod stage;
@@ -14,10 +16,12 @@ use cubecl::ir::features::MmaConfig;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
 
-use super::plan::{PlanTooLarge, Section, TileShape};
+use super::device_plan::Section;
+use super::plan::TileShape;
 use super::{Dims, Unavailable};
 use crate::ops::AttentionSettings;
 use crate::visibility::Visibility;
+pub(crate) use backward::backward;
 use forward::{ForwardConfig, ScoreMap, tree_attention_forward};
 use forward_warpgroup::{WarpgroupForwardConfig, tree_attention_forward_warpgroup};
 use tile::PLANE;
@@ -65,7 +69,8 @@ pub(crate) fn check_available(
     if (hardware.plane_size_min, hardware.plane_size_max) != (PLANE as u32, PLANE as u32) {
         return refuse(format!("planes are not of {PLANE} units"));
     }
-    let shared = forward_config(head_dim, 1, ScoreMap::Plain, true).shared_bytes();
+    let forward = forward_config(head_dim, 1, ScoreMap::Plain, true).shared_bytes();
+    let shared = forward.max(backward::shared_bytes(head_dim));
     if hardware.max_shared_memory_size < shared {
         return refuse(format!(
             "{} bytes of shared memory; {shared} are needed",
@@ -108,7 +113,7 @@ pub(crate) fn forward(
     value: CubeTensor,
     visibility: &Visibility,
     settings: AttentionSettings,
-) -> Result<(CubeTensor, CubeTensor), PlanTooLarge> {
+) -> Result<(CubeTensor, CubeTensor), Unavailable> {
     let dims = Dims::new(&query, &key, &value);
     let log2_e = core::f64::consts::LOG2_E;
     let (scores, score_factor, scale) = match settings.softcap {

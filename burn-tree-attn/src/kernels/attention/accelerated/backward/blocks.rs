@@ -37,6 +37,15 @@ impl BackwardConfig {
             window,
         }
     }
+
+    /// For the kernels of warpgroups, whose planes have 16 rows of one head.
+    pub fn of_warpgroups(self) -> Self {
+        Self {
+            blocks: 1,
+            heads: 1,
+            ..self
+        }
+    }
 }
 
 /// Query and key tiles that cubes of the key and value kernel go through.
@@ -51,13 +60,13 @@ pub(crate) struct KeyWork {
 }
 
 impl BackwardConfig {
-    /// How many cubes should share a key tile, of which each multiprocessor of `processors` runs
-    /// two (one for wide heads): the divisor of `group` with the shortest estimated time. Without
-    /// sharing, few key heads or a short pack leave the last cubes of a few tiles to run alone.
-    pub fn splits(&self, work: KeyWork, kv_heads: usize, group: usize, processors: usize) -> usize {
+    /// How many cubes should share a key tile, if `slots` cubes run at a time: the divisor of
+    /// `group` with the shortest estimated time. Without sharing, few key heads or a short pack
+    /// leave the last cubes of a few tiles to run alone.
+    pub fn splits(&self, work: KeyWork, kv_heads: usize, group: usize, slots: usize) -> usize {
         // What an H200 multiplies while it moves a byte.
-        const FLOPS_PER_BYTE: f64 = 110.0;
-        let slots = (processors * self.blocks) as f64;
+        const FLOPS_PER_BYTE: f64 = 150.0;
+        let slots = slots as f64;
         let step = (4 * 2 * QUERY_ROWS * KEY_ROWS * self.head_dim) as f64 * slots / FLOPS_PER_BYTE;
         let even = (work.entries * kv_heads * group) as f64 / slots;
         let bytes = |splits: usize| {
@@ -122,6 +131,17 @@ pub(crate) fn powers(exponents: Accumulator) -> Accumulator {
     powers
 }
 
+/// The `n`th 8-column block of products of four planes.
+#[cube]
+pub(crate) fn tile_of<N: Size>(products: Vector<f32, N>, #[comptime] n: usize) -> Accumulator {
+    let mut tile = Accumulator::empty();
+    #[unroll]
+    for i in 0..4usize {
+        tile.insert(i, products.extract(comptime!(4 * n + i)));
+    }
+    tile
+}
+
 /// Whether a query sees a key as far as the window is concerned.
 #[cube]
 pub(crate) fn within_window(query_position: u32, key_position: u32, window: u32) -> bool {
@@ -152,7 +172,7 @@ pub(crate) fn pack_products<E: Float>(
 /// tile with `right_rows` rows of another. Addresses: of the first rows, plus the lane's offset
 /// by rows and by columns.
 #[cube]
-pub(crate) fn multiply_rows<E: Float>(
+pub(crate) fn multiply_blocks<E: Float>(
     products: &mut Array<Accumulator>,
     left_address: u32,
     right_address: u32,
@@ -185,7 +205,7 @@ pub(crate) fn multiply_rows<E: Float>(
 /// `right_rows / 16` operands) with `right_rows` rows of a tile, whose first has the address,
 /// plus the lane's offset by rows.
 #[cube]
-pub(crate) fn add_columns<E: Float>(
+pub(crate) fn add_blocks<E: Float>(
     sums: &mut Array<Accumulator>,
     left: &Array<Fragment>,
     right_address: u32,
@@ -289,7 +309,7 @@ pub(crate) fn store_sums(
 
 /// Writes two neighbouring f32 numbers of global memory; the address is a multiple of 8.
 #[cube]
-pub(crate) fn store_pair_global(address: u64, #[comptime] offset: usize, first: f32, second: f32) {
+fn store_pair_global(address: u64, #[comptime] offset: usize, first: f32, second: f32) {
     gpu_asm!(
         "st.global.v2.f32 [{address}+{offset}], {{{first}, {second}}};",
         address = in(_) read::<u64>(address), first = in(_) read::<f32>(first),
@@ -345,7 +365,7 @@ mod tests {
             longest: 256,
             key_bytes: 16384 * kv_heads * 128 * 2,
         };
-        BackwardConfig::new(128, group, false, false).splits(work, kv_heads, group, 132)
+        BackwardConfig::new(128, group, false, false).splits(work, kv_heads, group, 264)
     }
 
     #[test]

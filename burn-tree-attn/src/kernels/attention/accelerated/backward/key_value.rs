@@ -71,15 +71,15 @@ impl BackwardConfig {
 
 /// Addresses of what is streamed through the stages, of head 0 of the cube's group.
 #[derive(CubeType, Clone, Copy)]
-struct QuerySide {
-    query: u64,
-    grad_output: u64,
-    statistics: u64,
+pub(super) struct QuerySide {
+    pub query: u64,
+    pub grad_output: u64,
+    pub statistics: u64,
     /// From log-sum-exps to sums of output times gradient, in bytes.
-    second_statistic: u64,
-    n_queries: u32,
+    pub second_statistic: u64,
+    pub n_queries: u32,
     /// Rows of a head in the statistics.
-    padded_queries: u32,
+    pub padded_queries: u32,
 }
 
 /// Starts the copies of a query tile of a head into a stage, after which units arrive at `barrier`.
@@ -107,7 +107,13 @@ fn copy_stage(
         copy_rows(query, stage, UNIT_POS_X, valid, QUERY_ROWS, dim, units, true);
         copy_rows(gradient, stage + tile_bytes, UNIT_POS_X, valid, QUERY_ROWS, dim, units, true);
     }
-    let statistics = stage + 2 * tile_bytes;
+    copy_statistics(side, first, head, stage + 2 * tile_bytes);
+    arrive_after_copies(barrier);
+}
+
+/// Starts the copies of the statistics of the query tile at row `first` of a head.
+#[cube]
+pub(super) fn copy_statistics(side: &QuerySide, first: u32, head: u32, statistics: u32) {
     let chunks = comptime!((4 * QUERY_ROWS / CHUNK) as u32);
     if UNIT_POS_X < 2 * chunks {
         let row = u64::cast_from(head) * u64::cast_from(side.padded_queries)
@@ -119,7 +125,6 @@ fn copy_stage(
         from += u64::cast_from(UNIT_POS_X % chunks * CHUNK as u32);
         copy_chunk(from, 0usize, statistics + UNIT_POS_X * CHUNK as u32, 0usize);
     }
-    arrive_after_copies(barrier);
 }
 
 /// Gradients of the keys and values of one tile of keys and one key head.
@@ -130,8 +135,8 @@ fn copy_stage(
 /// * `key_start`, `key_end`, `key_position` `[B, M]`, `query_position` `[B, N]`
 /// * `offsets`, `entries`, `order`: the plan by key tiles
 /// * `scale`, `scale_log2`, `cap_scale`, `window`: see [`Scores`]
-/// * `splits`: number of cubes that share a tile, a divisor of `group`. Unless `partial`, it is 1;
-///   otherwise gradients are `[splits, B, Hkv, M, D]` in f32
+/// * `splits`: number of cubes that share a tile, a divisor of `group`; if it is not 1, gradients
+///   are `[splits, B, Hkv, M, D]` in f32
 ///
 /// Cubes: x = for each tile in `order`, the key heads, for each of them the splits.
 #[cube(launch_unchecked)]
@@ -161,7 +166,6 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
     cap_scale: f32,
     window: u32,
     #[comptime] config: BackwardConfig,
-    #[comptime] partial: bool,
     #[define(E)] _dtype: ElemType,
 ) {
     let scores = Scores {
@@ -318,7 +322,7 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
                 }
             }
         }
-        multiply_rows::<E>(
+        multiply_blocks::<E>(
             &mut products,
             left_address,
             stage + product_lane,
@@ -390,7 +394,7 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
         }
 
         // P^T dO, or dS^T Q.
-        add_columns::<E>(
+        add_blocks::<E>(
             &mut sums,
             &left,
             stage + sum_lane,
@@ -420,7 +424,7 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
     // Signed, since all rows of the plane may overhang.
     let valid = i32::cast_from(valid_keys) - i32::cast_from(plane_row);
     let row = key_row + u64::cast_from(plane_row);
-    if comptime!(partial) {
+    if splits > 1 {
         let rows = u64::cast_from(batches * kv_heads) * u64::cast_from(n_keys);
         let row = row + u64::cast_from(split) * rows;
         store_sums(&sums, to + row * comptime!(4 * dim as u64), lane, factor, valid, dim, blocks);
@@ -462,7 +466,7 @@ pub(crate) fn sum_partial_gradients<E: Float>(
 /// Turns products of keys and queries into the exponents of probabilities as powers of two.
 /// `statistics`: address of the log-sum-exps of the lane's first columns.
 #[cube]
-fn exponents_of_keys(
+pub(super) fn exponents_of_keys(
     products: &mut Array<Accumulator>,
     statistics: u32,
     scores: &Scores,
@@ -489,7 +493,7 @@ fn exponents_of_keys(
 
 /// Probabilities times the slope of the softcap at their scores.
 #[cube]
-fn cap_slopes_of_keys(
+pub(super) fn cap_slopes_of_keys(
     powers: Accumulator,
     exponents: Accumulator,
     statistics: u32,
@@ -510,7 +514,7 @@ fn cap_slopes_of_keys(
 ///
 /// `key`: the lane's first key, `row`: its first query row.
 #[cube]
-fn hide_of_keys(
+pub(super) fn hide_of_keys(
     exponents: &mut Array<Accumulator>,
     key_start: &[u32],
     key_end: &[u32],

@@ -6,7 +6,9 @@
 
 mod blocks;
 mod key_value;
+mod key_value_warpgroup;
 mod query;
+mod query_warpgroup;
 mod statistics;
 
 use burn::tensor::DType;
@@ -14,14 +16,17 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::Dims;
-use super::super::plan::{PlanTooLarge, Section, TileShape};
-use super::element;
+use super::super::device_plan::Section;
+use super::super::plan::TileShape;
+use super::super::{Dims, Unavailable};
+use super::{element, has_warpgroup_products};
 use crate::ops::AttentionSettings;
 use crate::visibility::Visibility;
-use blocks::{BackwardConfig, KEY_ROWS, QUERY_ROWS};
-use key_value::tree_attention_backward_key_value;
+use blocks::{BackwardConfig, KEY_ROWS, KeyWork, QUERY_ROWS};
+use key_value::{SUM_UNITS, sum_partial_gradients, tree_attention_backward_key_value};
+use key_value_warpgroup::tree_attention_backward_key_value_warpgroup;
 use query::tree_attention_backward_query;
+use query_warpgroup::tree_attention_backward_query_warpgroup;
 use statistics::row_statistics;
 
 /// Bytes of shared memory that a cube of the backward pass needs at most.
@@ -41,7 +46,7 @@ pub(crate) fn backward(
     log_sum_exp: CubeTensor,
     visibility: &Visibility,
     settings: AttentionSettings,
-) -> Result<(CubeTensor, CubeTensor, CubeTensor), PlanTooLarge> {
+) -> Result<(CubeTensor, CubeTensor, CubeTensor), Unavailable> {
     let dims = Dims::new(&query, &key, &value);
     let window = settings.sliding_window;
     let capped = settings.softcap.is_some();
@@ -61,7 +66,28 @@ pub(crate) fn backward(
     let of_keys = vec![dims.batch, dims.kv_heads, dims.keys, dims.head_dim];
     let grad_query = empty(of_queries, query.dtype);
     let grad_key = empty(of_keys.clone(), query.dtype);
-    let grad_value = empty(of_keys, query.dtype);
+    let grad_value = empty(of_keys.clone(), query.dtype);
+    let work = KeyWork {
+        entries: plan.n_pairs,
+        longest: plan.most_seen,
+        key_bytes: 2 * of_keys.iter().product::<usize>(),
+    };
+    // A processor count is known for all CUDA devices. Cubes fill the registers: two to a
+    // processor, one if they have eight planes.
+    let processors = client.properties().hardware.num_streaming_multiprocessors;
+    let splits = processors.map_or(1, |processors| {
+        let slots = processors as usize * if dims.head_dim <= 128 { 2 } else { 1 };
+        config.splits(work, dims.kv_heads, dims.group(), slots)
+    });
+    let partial = splits > 1;
+    // Where the key and value kernel writes to.
+    let [key_sums, value_sums] = [&grad_key, &grad_value].map(|gradient| {
+        if partial {
+            empty([vec![splits], of_keys.clone()].concat(), DType::F32)
+        } else {
+            gradient.clone()
+        }
+    });
     let padded_queries = dims.queries.next_multiple_of(QUERY_ROWS);
     let n_rows = dims.batch * dims.query_heads * padded_queries;
     // An empty tensor cannot be bound.
@@ -74,8 +100,7 @@ pub(crate) fn backward(
     // Positions are below 2^31.
     let window = window.map_or(0, |window| window.min(i32::MAX as usize)) as u32;
     let cubes = |count: usize| CubeCount::Static(count as u32, 1, 1);
-    let query_cubes = plan.n_query_tiles * dims.query_heads / config.heads;
-    let key_cubes = plan.n_key_tiles * dims.kv_heads;
+    let key_cubes = plan.n_key_tiles * dims.kv_heads * splits;
 
     // SAFETY of all launches: kernels read and write rows below N and keys below M only, which are
     // the sizes of the tensors and of the plan's mask, and rows below their padded number of the
@@ -98,71 +123,116 @@ pub(crate) fn backward(
             );
         }
     }
+    macro_rules! launch_key_value {
+        ($kernel:ident, $config:expr, $units:expr) => {
+            unsafe {
+                $kernel::launch_unchecked(
+                    &client,
+                    cubes(key_cubes),
+                    CubeDim::new_1d($units as u32),
+                    query.clone().into_buffer_arg(),
+                    key.clone().into_buffer_arg(),
+                    value.clone().into_buffer_arg(),
+                    grad_output.clone().into_buffer_arg(),
+                    statistics.clone().into_buffer_arg(),
+                    plan.section(Section::KeyStart),
+                    plan.section(Section::KeyEnd),
+                    plan.section(Section::KeyPosition),
+                    plan.section(Section::QueryPosition),
+                    plan.section(Section::KeyOffsets),
+                    plan.section(Section::KeyEntries),
+                    plan.section(Section::KeyOrder),
+                    key_sums.clone().into_buffer_arg(),
+                    value_sums.clone().into_buffer_arg(),
+                    dims.queries as u32,
+                    dims.keys as u32,
+                    dims.kv_heads as u32,
+                    dims.group() as u32,
+                    dims.batch as u32,
+                    splits as u32,
+                    scale,
+                    scale_log2,
+                    cap_scale,
+                    window,
+                    $config,
+                    dtype,
+                )
+            }
+        };
+    }
+    let warpgroups = has_warpgroup_products(client.properties(), dims.head_dim);
     if key_cubes > 0 {
-        unsafe {
-            tree_attention_backward_key_value::launch_unchecked(
-                &client,
-                cubes(key_cubes),
-                CubeDim::new_1d(config.key_units() as u32),
-                query.clone().into_buffer_arg(),
-                key.clone().into_buffer_arg(),
-                value.clone().into_buffer_arg(),
-                grad_output.clone().into_buffer_arg(),
-                statistics.clone().into_buffer_arg(),
-                plan.section(Section::KeyStart),
-                plan.section(Section::KeyEnd),
-                plan.section(Section::KeyPosition),
-                plan.section(Section::QueryPosition),
-                plan.section(Section::KeyOffsets),
-                plan.section(Section::KeyEntries),
-                plan.section(Section::KeyOrder),
-                grad_key.clone().into_buffer_arg(),
-                grad_value.clone().into_buffer_arg(),
-                dims.queries as u32,
-                dims.keys as u32,
-                dims.kv_heads as u32,
-                dims.group() as u32,
-                dims.batch as u32,
-                scale,
-                scale_log2,
-                cap_scale,
-                window,
-                config,
-                dtype,
+        if warpgroups {
+            launch_key_value!(
+                tree_attention_backward_key_value_warpgroup,
+                config.of_warpgroups(),
+                key_value_warpgroup::UNITS
             );
+        } else {
+            launch_key_value!(tree_attention_backward_key_value, config, config.key_units());
         }
     }
-    if query_cubes > 0 {
-        unsafe {
-            tree_attention_backward_query::launch_unchecked(
-                &client,
-                cubes(query_cubes),
-                CubeDim::new_1d(config.query_units() as u32),
-                query.into_buffer_arg(),
-                key.into_buffer_arg(),
-                value.into_buffer_arg(),
-                grad_output.into_buffer_arg(),
-                statistics.into_buffer_arg(),
-                plan.section(Section::KeyStart),
-                plan.section(Section::KeyEnd),
-                plan.section(Section::KeyPosition),
-                plan.section(Section::QueryPosition),
-                plan.section(Section::QueryOffsets),
-                plan.section(Section::QueryEntries),
-                plan.section(Section::QueryOrder),
-                grad_query.clone().into_buffer_arg(),
-                dims.queries as u32,
-                dims.keys as u32,
-                dims.kv_heads as u32,
-                dims.group() as u32,
-                dims.batch as u32,
-                scale,
-                scale_log2,
-                cap_scale,
-                window,
-                config,
-                dtype,
+    if partial && key_cubes > 0 {
+        let fours = of_keys.iter().product::<usize>() / 4;
+        for (sums, gradient) in [(key_sums, &grad_key), (value_sums, &grad_value)] {
+            unsafe {
+                sum_partial_gradients::launch_unchecked(
+                    &client,
+                    cubes(fours.div_ceil(SUM_UNITS)),
+                    CubeDim::new_1d(SUM_UNITS as u32),
+                    sums.into_buffer_arg(),
+                    gradient.clone().into_buffer_arg(),
+                    fours as u32,
+                    splits as u32,
+                    dtype,
+                );
+            }
+        }
+    }
+    macro_rules! launch_query {
+        ($kernel:ident, $config:expr, $units:expr) => {
+            unsafe {
+                $kernel::launch_unchecked(
+                    &client,
+                    cubes(plan.n_query_tiles * dims.query_heads / $config.heads),
+                    CubeDim::new_1d($units as u32),
+                    query.into_buffer_arg(),
+                    key.into_buffer_arg(),
+                    value.into_buffer_arg(),
+                    grad_output.into_buffer_arg(),
+                    statistics.into_buffer_arg(),
+                    plan.section(Section::KeyStart),
+                    plan.section(Section::KeyEnd),
+                    plan.section(Section::KeyPosition),
+                    plan.section(Section::QueryPosition),
+                    plan.section(Section::QueryOffsets),
+                    plan.section(Section::QueryEntries),
+                    plan.section(Section::QueryOrder),
+                    grad_query.clone().into_buffer_arg(),
+                    dims.queries as u32,
+                    dims.keys as u32,
+                    dims.kv_heads as u32,
+                    dims.group() as u32,
+                    dims.batch as u32,
+                    scale,
+                    scale_log2,
+                    cap_scale,
+                    window,
+                    $config,
+                    dtype,
+                )
+            }
+        };
+    }
+    if n_rows > 0 {
+        if warpgroups {
+            launch_query!(
+                tree_attention_backward_query_warpgroup,
+                config.of_warpgroups(),
+                query_warpgroup::UNITS
             );
+        } else {
+            launch_query!(tree_attention_backward_query, config, config.query_units());
         }
     }
     Ok((grad_query, grad_key, grad_value))

@@ -255,7 +255,7 @@ pub(crate) fn tree_attention_backward_query<E: Float>(
         for i in 0..comptime!(blocks * product_tiles) {
             products[i] = Accumulator::new(0.0f32);
         }
-        multiply_rows::<E>(
+        multiply_blocks::<E>(
             &mut products,
             query_address,
             stage + product_lane,
@@ -306,6 +306,7 @@ pub(crate) fn tree_attention_backward_query<E: Float>(
                 n_keys,
                 n_queries,
                 window,
+                product_tiles,
                 config,
             );
         }
@@ -343,7 +344,7 @@ pub(crate) fn tree_attention_backward_query<E: Float>(
             }
             products[i] = tile;
         }
-        multiply_rows::<E>(
+        multiply_blocks::<E>(
             &mut products,
             gradient_address,
             stage + key_tile_bytes + product_lane,
@@ -357,7 +358,7 @@ pub(crate) fn tree_attention_backward_query<E: Float>(
             let (first, second) = (products[2 * i], products[2 * i + 1]);
             left[i] = pack_products::<E>(factors[i], first, second);
         }
-        add_columns::<E>(&mut sums, &left, stage + sum_lane, dim, blocks, STAGE_KEYS);
+        add_blocks::<E>(&mut sums, &left, stage + sum_lane, dim, blocks, STAGE_KEYS);
         sync_plane();
         if lane == 0 {
             arrive(emptied + slot * BARRIER_BYTES as u32);
@@ -389,7 +390,7 @@ pub(crate) fn tree_attention_backward_query<E: Float>(
 ///
 /// `key`: the lane's first key, `row`: its first query row.
 #[cube]
-fn hide_of_queries(
+pub(super) fn hide_of_queries(
     exponents: &mut Array<Accumulator>,
     key_start: &[u32],
     key_end: &[u32],
@@ -401,9 +402,9 @@ fn hide_of_queries(
     n_keys: u32,
     n_queries: u32,
     window: u32,
+    #[comptime] product_tiles: usize,
     #[comptime] config: BackwardConfig,
 ) {
-    let product_tiles = comptime!(STAGE_KEYS / 8);
     let lane_rows = comptime!(2 * config.blocks);
     let mut positions = Array::<u32>::new(lane_rows);
     if comptime!(config.window) {
