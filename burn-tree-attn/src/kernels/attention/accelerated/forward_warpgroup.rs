@@ -1,5 +1,5 @@
-//! Forward pass with products of four planes at a time: one plane copies keys and values, two
-//! groups of four planes take turns at the matrix units while the other is at its softmax.
+//! Forward pass with products of four planes at a time: four planes copy keys and values, two
+//! squads of four planes take turns at the matrix units while the other is at its softmax.
 
 use cubecl;
 use cubecl::ir::ElemType;
@@ -33,14 +33,14 @@ impl WarpgroupForwardConfig {
         self.heads * self.query_rows
     }
 
-    /// Units that compute; one plane more copies.
+    /// Units that compute.
     pub fn computing_units(&self) -> usize {
         self.rows() / ROWS * PLANES * PLANE
     }
 
     /// Units of a cube.
     pub fn units(&self) -> usize {
-        self.computing_units() + PLANE
+        self.computing_units() + COPYING
     }
 
     fn key_bytes(&self) -> usize {
@@ -125,9 +125,9 @@ pub(crate) fn tree_attention_forward_warpgroup<E: Float>(
         for stage in 0..STAGES {
             let barrier = barriers + comptime!((stage * 4 * BARRIER_BYTES) as u32);
             let planes = comptime!(config.computing_units() / PLANE);
-            init_barrier(barrier, PLANE);
+            init_barrier(barrier, COPYING);
             init_barrier(barrier + 8, planes);
-            init_barrier(barrier + 16, PLANE);
+            init_barrier(barrier + 16, COPYING);
             init_barrier(barrier + 24, planes);
         }
     }
@@ -135,7 +135,7 @@ pub(crate) fn tree_attention_forward_warpgroup<E: Float>(
 
     if UNIT_POS_X >= comptime!(config.computing_units() as u32) {
         let first_key = u64::cast_from(key_row) * u64::cast_from(n_keys);
-        let unit = UNIT_POS_X % 32;
+        let unit = UNIT_POS_X % COPYING as u32;
         let mut stage = 0u32;
         let mut parity = 1u32;
         // Barrier of the values that are on their way.
@@ -276,7 +276,7 @@ fn compute<E: Float>(
     fence_products();
     wait_for_units(1u32, comptime!(config.computing_units()));
     // The first squad's turn.
-    if squad == 1 {
+    if squad == 1 && begin < end {
         signal_units(2u32, comptime!(2 * PLANES * PLANE));
     }
 

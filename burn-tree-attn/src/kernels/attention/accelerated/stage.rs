@@ -1,5 +1,5 @@
 //! Stages of the kernels from products of four planes: pairs of tiles of a plan, which need not be
-//! neighbours, copied to shared memory by one plane. Products of 64 x 128 keep the matrix units
+//! neighbours, copied to shared memory by four planes of their own. Products of 64 x 128 keep the matrix units
 //! busier than those of 64 x 64, for which shared memory is too slow.
 
 use cubecl;
@@ -13,6 +13,8 @@ use super::warpgroup::*;
 pub(crate) const TILE_ROWS: usize = 64;
 /// Rows of a stage.
 pub(crate) const STAGE_ROWS: usize = 2 * TILE_ROWS;
+/// Units that copy: one plane cannot issue copies as fast as the others use what they bring.
+pub(crate) const COPYING: usize = 4 * PLANE;
 /// Stages in shared memory.
 pub(crate) const STAGES: usize = 2;
 
@@ -35,7 +37,7 @@ pub(crate) fn land(barrier: u32, #[comptime] pending: usize) {
     arrive(barrier);
 }
 
-/// Starts copying a tile into half of a stage, by one plane, zeros from row `valid` on.
+/// Starts copying a tile into half of a stage, by the copying units, zeros from row `valid` on.
 #[cube]
 pub(crate) fn copy_tile(
     from: u64,
@@ -48,18 +50,17 @@ pub(crate) fn copy_tile(
 ) {
     let to = stage + comptime!(half * (TILE_ROWS * 128) as u32);
     if entry & 1 == 1 {
-        copy_panel_rows(from, to, unit, valid, TILE_ROWS, STAGE_ROWS, head_dim, PLANE, true);
+        copy_panel_rows(from, to, unit, valid, TILE_ROWS, STAGE_ROWS, head_dim, COPYING, true);
     } else {
-        copy_panel_rows(from, to, unit, valid, TILE_ROWS, STAGE_ROWS, head_dim, PLANE, false);
+        copy_panel_rows(from, to, unit, valid, TILE_ROWS, STAGE_ROWS, head_dim, COPYING, false);
     }
 }
 
-/// Starts copying a word for each row of a tile by one plane, zeros from row `valid` on.
+/// Starts copying a word for each row of a tile by the copying units, zeros from row `valid` on.
 #[cube]
 pub(crate) fn copy_words(from: u64, to: u32, unit: u32, valid: u32) {
-    #[unroll]
-    for pass in 0..comptime!(TILE_ROWS / PLANE) {
-        let index = unit + comptime!((pass * PLANE) as u32);
-        copy_word_or_zero(from + u64::cast_from(index) * 4, to + index * 4, index < valid);
+    // There are fewer rows than units.
+    if unit < TILE_ROWS as u32 {
+        copy_word_or_zero(from + u64::cast_from(unit) * 4, to + unit * 4, unit < valid);
     }
 }
