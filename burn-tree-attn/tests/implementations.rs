@@ -115,18 +115,30 @@ fn tolerances(dtype: DType) -> [f64; 2] {
     }
 }
 
+fn on_cube() -> bool {
+    !matches!(
+        std::env::var("BURN_DEVICE").as_deref(),
+        Err(_) | Ok("flex" | "ndarray" | "libtorch")
+    )
+}
+
 fn bits(tensor: &Tensor<4>) -> Vec<u64> {
     tensor.to_data().iter::<f64>().map(f64::to_bits).collect()
 }
 
 fn compare(case: &Case, dtype: DType) -> Result<(), TestCaseError> {
     let device = device();
-    if !device.supports_dtype(dtype) {
+    if !computes_in(&device, dtype) {
         return Ok(());
     }
     let exact = run(case, None, dtype, DType::F64, &reference_device());
     let [forward, backward] = tolerances(dtype);
+    let rows: usize = case.layouts().iter().map(|layout| layout.len()).sum();
     for implementation in available(dtype, case.head_dim, case.value_dim) {
+        // One operation of Burn after another: minutes on a software Vulkan.
+        if implementation == AttentionImplementation::Generic && on_cube() && rows > 64 {
+            continue;
+        }
         let ours = run(case, Some(implementation), dtype, dtype, &device);
         let names = ["output", "query", "key", "value"];
         for (index, (ours, exact)) in ours.iter().zip(&exact).enumerate() {

@@ -109,7 +109,7 @@ fn implementation(
 ) -> Option<Implementation> {
     let selected = attention::select(
         settings.implementation,
-        query.client.properties(),
+        &query.device,
         query.dtype(),
         query.shape()[3],
         value.shape()[3],

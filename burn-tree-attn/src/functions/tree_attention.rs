@@ -201,10 +201,8 @@ fn check_implementation(
     match device.as_dispatch() {
         #[cfg(feature = "cubecl-backend")]
         DispatchDevice::Cube(device) => {
-            let client = device.client();
             let (head_dim, value_dim) = (query.dims()[3], value.dims()[3]);
-            let properties = client.properties();
-            attention::select(requested, properties, query.dtype(), head_dim, value_dim)
+            attention::select(requested, device, query.dtype(), head_dim, value_dim)
                 .map(|_| ())
                 .or_else(|unavailable| refuse(unavailable.0))
         }

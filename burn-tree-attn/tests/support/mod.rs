@@ -42,6 +42,14 @@ pub fn reference_device() -> Device {
     device()
 }
 
+/// Whether the device computes in `dtype`. What wgpu compiles to has f64 only without functions
+/// such as the exponential, for Burn's own operations, too.
+pub fn computes_in(device: &Device, dtype: DType) -> bool {
+    let wgpu = ["wgpu", "vulkan", "metal"];
+    let named = std::env::var("BURN_DEVICE").unwrap_or_default();
+    device.supports_dtype(dtype) && !(dtype == DType::F64 && wgpu.contains(&named.as_str()))
+}
+
 /// `cases` on Flex; fewer on other devices, where most of them compile kernels first.
 pub fn n_cases(cases: u32) -> u32 {
     match std::env::var("BURN_DEVICE") {

@@ -7,9 +7,9 @@ pub(crate) mod portable;
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
+use burn_cubecl::CubeDevice;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::DeviceProperties;
 use thiserror::Error;
 
 use crate::ops::{AttentionImplementation, AttentionSettings};
@@ -69,12 +69,17 @@ impl Implementation {
 
     fn check(
         self,
-        properties: &DeviceProperties,
+        device: &CubeDevice,
         dtype: DType,
         head_dim: usize,
         value_dim: usize,
     ) -> Result<(), Unavailable> {
+        let client = device.client();
+        let properties = client.properties();
         match self {
+            Self::Portable if dtype == DType::F64 && matches!(device, CubeDevice::Wgpu(_)) => Err(
+                Unavailable("WGSL and SPIR-V have no exponential function for f64".into()),
+            ),
             Self::Portable => portable::check_available(properties, dtype, head_dim, value_dim),
             Self::Accelerated => {
                 accelerated::check_available(properties, dtype, head_dim, value_dim)
@@ -90,14 +95,14 @@ impl Implementation {
 /// If what is asked for cannot run.
 pub(crate) fn select(
     requested: AttentionImplementation,
-    properties: &DeviceProperties,
+    device: &CubeDevice,
     dtype: DType,
     head_dim: usize,
     value_dim: usize,
 ) -> Result<Option<Implementation>, Unavailable> {
     use Implementation::{Accelerated, Portable};
     let check = |it: Implementation| {
-        it.check(properties, dtype, head_dim, value_dim)
+        it.check(device, dtype, head_dim, value_dim)
             .map(|()| Some(it))
     };
     match requested {
