@@ -41,7 +41,6 @@ const SECTION_ALIGNMENT: usize = 64;
 /// bindings, whose sections can also be bound one by one.
 #[derive(Debug)]
 pub(crate) struct DevicePlan {
-    pub tiles: TileShape,
     /// Number of query tiles, over all batch rows.
     pub n_query_tiles: usize,
     /// Number of key tiles, over all batch rows.
@@ -93,7 +92,6 @@ impl DevicePlan {
             start..start + parts[index].len().max(1) as u32
         };
         Ok(Self {
-            tiles,
             n_query_tiles: by_query.order.len(),
             n_key_tiles: by_key.order.len(),
             n_pairs: by_key.entries.len(),
