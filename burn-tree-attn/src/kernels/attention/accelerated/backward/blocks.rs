@@ -48,40 +48,6 @@ impl BackwardConfig {
     }
 }
 
-/// Query and key tiles that cubes of the key and value kernel go through.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct KeyWork {
-    /// Entries of the plan.
-    pub entries: usize,
-    /// Entries of the key tile that most query tiles see.
-    pub longest: usize,
-    /// Bytes of keys, in 16 bits: of all batch rows and heads.
-    pub key_bytes: usize,
-}
-
-impl BackwardConfig {
-    /// How many cubes should share a key tile, if `slots` cubes run at a time: the divisor of
-    /// `group` with the shortest estimated time. Without sharing, few key heads or a short pack
-    /// leave the last cubes of a few tiles to run alone.
-    pub fn splits(&self, work: KeyWork, kv_heads: usize, group: usize, slots: usize) -> usize {
-        // What an H200 multiplies while it moves a byte.
-        const FLOPS_PER_BYTE: f64 = 150.0;
-        let slots = slots as f64;
-        let step = (4 * 2 * QUERY_ROWS * KEY_ROWS * self.head_dim) as f64 * slots / FLOPS_PER_BYTE;
-        let even = (work.entries * kv_heads * group) as f64 / slots;
-        let bytes = |splits: usize| {
-            let longest = (work.longest * group / splits) as f64;
-            // Partial gradients of keys and values are written and read in f32.
-            let partial = if splits > 1 { 2 * (4 * splits + 1) * work.key_bytes } else { 0 };
-            even.max(longest) * step + partial as f64
-        };
-        (1..=group)
-            .filter(|&splits| group.is_multiple_of(splits))
-            .min_by(|&a, &b| bytes(a).total_cmp(&bytes(b)))
-            .unwrap_or(1)
-    }
-}
-
 /// How products of queries and keys become scores.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Scores {
@@ -195,7 +161,12 @@ pub(crate) fn multiply_blocks<E: Float>(
             let right = load_block(right_address, comptime!(n * 16 * stride + k * 32), false);
             #[unroll]
             for block in 0..blocks {
-                add_product::<E>(products, comptime!(block * tiles + 2 * n), left[block], right);
+                add_product::<E>(
+                    products,
+                    comptime!(block * tiles + 2 * n),
+                    left[block],
+                    right,
+                );
             }
         }
     }
@@ -238,7 +209,12 @@ fn add_product<E: Float>(
     right: Fragment,
 ) {
     sums[at] = multiply_add::<E>(left, right.extract(0usize), right.extract(1usize), sums[at]);
-    sums[at + 1] = multiply_add::<E>(left, right.extract(2usize), right.extract(3usize), sums[at + 1]);
+    sums[at + 1] = multiply_add::<E>(
+        left,
+        right.extract(2usize),
+        right.extract(3usize),
+        sums[at + 1],
+    );
 }
 
 /// Writes a plane's sums times `factor`, rounded, to rows of a tile in shared memory, which the
@@ -266,7 +242,11 @@ pub(crate) fn stage_sums<E: Float>(
                 sum.extract(comptime!(2 * half)) * factor,
                 sum.extract(comptime!(2 * half + 1)) * factor,
             );
-            store_word(address, comptime!((block * 16 + half * 8) * stride + n * 16), word);
+            store_word(
+                address,
+                comptime!((block * 16 + half * 8) * stride + n * 16),
+                word,
+            );
         }
     }
     sync_plane();
@@ -285,8 +265,8 @@ pub(crate) fn store_sums(
 ) {
     let tiles = comptime!(head_dim / 8);
     let row_of_lane = lane / 4;
-    let address = global
-        + u64::cast_from(row_of_lane * comptime!(4 * head_dim as u32) + lane % 4 * 8);
+    let address =
+        global + u64::cast_from(row_of_lane * comptime!(4 * head_dim as u32) + lane % 4 * 8);
     #[unroll]
     for row in 0..comptime!(2 * blocks) {
         let (block, half) = comptime!((row / 2, row % 2));
@@ -352,31 +332,4 @@ pub(crate) fn output_address(tensor: &mut [Vector<u32, Const<4>>]) -> u64 {
         pointer = in(_) pointer, address = out(_) address, options(nomem),
     );
     address
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// N = 16384 with a prompt of 2048 that all see, d = 128: about 9400 pairs of tiles.
-    fn splits(kv_heads: usize, group: usize) -> usize {
-        let work = KeyWork {
-            entries: 9400,
-            longest: 256,
-            key_bytes: 16384 * kv_heads * 128 * 2,
-        };
-        BackwardConfig::new(128, group, false, false).splits(work, kv_heads, group, 264)
-    }
-
-    #[test]
-    fn tiles_are_shared_only_where_cubes_are_few() {
-        // The longest tile takes 512 steps, an even share of all steps 570.
-        assert_eq!(splits(8, 2), 1);
-        assert_eq!(splits(8, 4), 1);
-        // 2048 steps against 570.
-        assert_eq!(splits(2, 8), 4);
-        // A divisor of 7: all or nothing.
-        assert_eq!(splits(4, 7), 7);
-        assert_eq!(splits(1, 1), 1);
-    }
 }

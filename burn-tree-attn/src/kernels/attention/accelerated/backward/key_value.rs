@@ -3,7 +3,7 @@
 //! A cube owns a tile of keys and walks over the query tiles that see it, for every query head of
 //! the group: sums stay in registers, so nothing is added in memory and the order is fixed. Where
 //! that leaves too few cubes, several share a tile, each with some of the heads; their sums, in
-//! f32, are added by [`sum_partial_gradients`].
+//! f32, are added by [`sum_partial_gradients`](super::splits::sum_partial_gradients).
 //!
 //! Two planes share 32 (or 16) keys. With keys as rows, the one computes the scores `K Q^T`, from
 //! them the probabilities `P^T`, and sums `P^T dO` to the gradient of the values; the other
@@ -19,6 +19,7 @@ use cubecl::prelude::*;
 use super::super::barrier::*;
 use super::super::tile::*;
 use super::blocks::*;
+use super::by_key::*;
 
 /// Bytes of the shared memory of a cube, from its start: keys, values, stages, probabilities on
 /// their way from plane to plane, barriers.
@@ -69,19 +70,6 @@ impl BackwardConfig {
     }
 }
 
-/// Addresses of what is streamed through the stages, of head 0 of the cube's group.
-#[derive(CubeType, Clone, Copy)]
-pub(super) struct QuerySide {
-    pub query: u64,
-    pub grad_output: u64,
-    pub statistics: u64,
-    /// From log-sum-exps to sums of output times gradient, in bytes.
-    pub second_statistic: u64,
-    pub n_queries: u32,
-    /// Rows of a head in the statistics.
-    pub padded_queries: u32,
-}
-
 /// Starts the copies of a query tile of a head into a stage, after which units arrive at `barrier`.
 #[cube]
 fn copy_stage(
@@ -101,30 +89,36 @@ fn copy_stage(
     let gradient = side.grad_output + offset;
     let valid = side.n_queries - first;
     if valid >= comptime!(QUERY_ROWS as u32) {
-        copy_rows(query, stage, UNIT_POS_X, valid, QUERY_ROWS, dim, units, false);
-        copy_rows(gradient, stage + tile_bytes, UNIT_POS_X, valid, QUERY_ROWS, dim, units, false);
+        copy_rows(
+            query, stage, UNIT_POS_X, valid, QUERY_ROWS, dim, units, false,
+        );
+        copy_rows(
+            gradient,
+            stage + tile_bytes,
+            UNIT_POS_X,
+            valid,
+            QUERY_ROWS,
+            dim,
+            units,
+            false,
+        );
     } else {
-        copy_rows(query, stage, UNIT_POS_X, valid, QUERY_ROWS, dim, units, true);
-        copy_rows(gradient, stage + tile_bytes, UNIT_POS_X, valid, QUERY_ROWS, dim, units, true);
+        copy_rows(
+            query, stage, UNIT_POS_X, valid, QUERY_ROWS, dim, units, true,
+        );
+        copy_rows(
+            gradient,
+            stage + tile_bytes,
+            UNIT_POS_X,
+            valid,
+            QUERY_ROWS,
+            dim,
+            units,
+            true,
+        );
     }
     copy_statistics(side, first, head, stage + 2 * tile_bytes);
     arrive_after_copies(barrier);
-}
-
-/// Starts the copies of the statistics of the query tile at row `first` of a head.
-#[cube]
-pub(super) fn copy_statistics(side: &QuerySide, first: u32, head: u32, statistics: u32) {
-    let chunks = comptime!((4 * QUERY_ROWS / CHUNK) as u32);
-    if UNIT_POS_X < 2 * chunks {
-        let row = u64::cast_from(head) * u64::cast_from(side.padded_queries)
-            + u64::cast_from(first);
-        let mut from = side.statistics + row * 4;
-        if UNIT_POS_X >= chunks {
-            from += side.second_statistic;
-        }
-        from += u64::cast_from(UNIT_POS_X % chunks * CHUNK as u32);
-        copy_chunk(from, 0usize, statistics + UNIT_POS_X * CHUNK as u32, 0usize);
-    }
 }
 
 /// Gradients of the keys and values of one tile of keys and one key head.
@@ -184,7 +178,8 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
     let sum_tiles = comptime!(dim / 8);
 
     let tiles = n_keys.div_ceil(comptime!(KEY_ROWS as u32));
-    let padded_queries = n_queries.div_ceil(comptime!(QUERY_ROWS as u32)) * comptime!(QUERY_ROWS as u32);
+    let padded_queries =
+        n_queries.div_ceil(comptime!(QUERY_ROWS as u32)) * comptime!(QUERY_ROWS as u32);
     let split = CUBE_POS_X % splits;
     let kv_head = CUBE_POS_X / splits % kv_heads;
     let tile = order[(CUBE_POS_X / splits / kv_heads) as usize];
@@ -210,21 +205,30 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
     if UNIT_POS_X == 0 {
         #[unroll]
         for slot in 0..2u32 {
-            init_barrier(filled + slot * BARRIER_BYTES as u32, comptime!(config.key_units()));
-            init_barrier(emptied + slot * BARRIER_BYTES as u32, comptime!(config.key_planes()));
+            init_barrier(
+                filled + slot * BARRIER_BYTES as u32,
+                comptime!(config.key_units()),
+            );
+            init_barrier(
+                emptied + slot * BARRIER_BYTES as u32,
+                comptime!(config.key_planes()),
+            );
         }
     }
     sync_cube();
 
     let query_heads = kv_heads * group;
     let first_head = batch * query_heads + kv_head * group + split * heads;
-    let head_offset = u64::cast_from(first_head) * u64::cast_from(n_queries) * comptime!(2 * dim as u64);
+    let head_offset =
+        u64::cast_from(first_head) * u64::cast_from(n_queries) * comptime!(2 * dim as u64);
     let side = QuerySide {
         query: global_address::<E>(query) + head_offset,
         grad_output: global_address::<E>(grad_output) + head_offset,
         statistics: global_address::<f32>(statistics)
             + u64::cast_from(first_head) * u64::cast_from(padded_queries) * 4,
-        second_statistic: u64::cast_from(batches * query_heads) * u64::cast_from(padded_queries) * 4,
+        second_statistic: u64::cast_from(batches * query_heads)
+            * u64::cast_from(padded_queries)
+            * 4,
         n_queries,
         padded_queries,
     };
@@ -310,7 +314,10 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
             for n in 0..product_tiles {
                 let offset = comptime!(4 * QUERY_ROWS + n * 32);
                 let pair = load_pair(stage + statistics_lane, offset);
-                let (first, second) = (f32::reinterpret(pair.extract(0usize)), f32::reinterpret(pair.extract(1usize)));
+                let (first, second) = (
+                    f32::reinterpret(pair.extract(0usize)),
+                    f32::reinterpret(pair.extract(1usize)),
+                );
                 #[unroll]
                 for block in 0..blocks {
                     let mut start = Accumulator::empty();
@@ -375,8 +382,20 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
                 if comptime!(config.capped) {
                     let offset = comptime!(2 * i % product_tiles * 32);
                     let slopes = pack_left::<E>(
-                        cap_slopes_of_keys(first_power, first, stage + statistics_lane, offset, &scores),
-                        cap_slopes_of_keys(second_power, second, stage + statistics_lane, comptime!(offset + 32), &scores),
+                        cap_slopes_of_keys(
+                            first_power,
+                            first,
+                            stage + statistics_lane,
+                            offset,
+                            &scores,
+                        ),
+                        cap_slopes_of_keys(
+                            second_power,
+                            second,
+                            stage + statistics_lane,
+                            comptime!(offset + 32),
+                            &scores,
+                        ),
                     );
                     store_chunk(exchange, comptime!(i * PLANE * CHUNK), slopes);
                 } else {
@@ -394,14 +413,7 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
         }
 
         // P^T dO, or dS^T Q.
-        add_blocks::<E>(
-            &mut sums,
-            &left,
-            stage + sum_lane,
-            dim,
-            blocks,
-            QUERY_ROWS,
-        );
+        add_blocks::<E>(&mut sums, &left, stage + sum_lane, dim, blocks, QUERY_ROWS);
         sync_plane();
         if lane == 0 {
             arrive(emptied + slot * BARRIER_BYTES as u32);
@@ -427,149 +439,20 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
     if splits > 1 {
         let rows = u64::cast_from(batches * kv_heads) * u64::cast_from(n_keys);
         let row = row + u64::cast_from(split) * rows;
-        store_sums(&sums, to + row * comptime!(4 * dim as u64), lane, factor, valid, dim, blocks);
+        store_sums(
+            &sums,
+            to + row * comptime!(4 * dim as u64),
+            lane,
+            factor,
+            valid,
+            dim,
+            blocks,
+        );
     } else {
         // Each plane stages its sums where its keys or values were: no other plane reads them.
         let rows = shared + role * key_tile_bytes + plane_row * comptime!(stride as u32);
         stage_sums::<E>(&sums, rows, lane, factor, dim, blocks);
         let to = to + row * comptime!(2 * dim as u64);
         store_rows(rows, to, lane, valid, dim, comptime!(16 * blocks));
-    }
-}
-
-/// Units of a cube of [`sum_partial_gradients`].
-pub(crate) const SUM_UNITS: usize = 256;
-
-/// Adds the f32 gradients of `splits` cubes, in order: `partial` `[splits, length]` and `gradient`
-/// `[length]` in fours.
-#[cube(launch_unchecked)]
-pub(crate) fn sum_partial_gradients<E: Float>(
-    partial: &[Vector<f32, Const<4>>],
-    gradient: &mut [Vector<u32, Const<2>>],
-    length: u32,
-    splits: u32,
-    #[define(E)] _dtype: ElemType,
-) {
-    let at = CUBE_POS_X * SUM_UNITS as u32 + UNIT_POS_X;
-    if at < length {
-        let mut sum = partial[at as usize];
-        for split in 1..splits {
-            sum += partial[split as usize * length as usize + at as usize];
-        }
-        let mut packed = Vector::<u32, Const<2>>::empty();
-        packed.insert(0usize, pack::<E>(sum.extract(0usize), sum.extract(1usize)));
-        packed.insert(1usize, pack::<E>(sum.extract(2usize), sum.extract(3usize)));
-        gradient[at as usize] = packed;
-    }
-}
-
-/// Turns products of keys and queries into the exponents of probabilities as powers of two.
-/// `statistics`: address of the log-sum-exps of the lane's first columns.
-#[cube]
-pub(super) fn exponents_of_keys(
-    products: &mut Array<Accumulator>,
-    statistics: u32,
-    scores: &Scores,
-    #[comptime] config: BackwardConfig,
-) {
-    let product_tiles = comptime!(QUERY_ROWS / 8);
-    #[unroll]
-    for n in 0..product_tiles {
-        let pair = load_pair(statistics, comptime!(n * 32));
-        let (first, second) = (f32::reinterpret(pair.extract(0usize)), f32::reinterpret(pair.extract(1usize)));
-        #[unroll]
-        for block in 0..comptime!(config.blocks) {
-            let at = comptime!(block * product_tiles + n);
-            let tile = products[at];
-            let mut exponents = Accumulator::empty();
-            exponents.insert(0usize, exponent(tile.extract(0usize), first, scores, config));
-            exponents.insert(1usize, exponent(tile.extract(1usize), second, scores, config));
-            exponents.insert(2usize, exponent(tile.extract(2usize), first, scores, config));
-            exponents.insert(3usize, exponent(tile.extract(3usize), second, scores, config));
-            products[at] = exponents;
-        }
-    }
-}
-
-/// Probabilities times the slope of the softcap at their scores.
-#[cube]
-pub(super) fn cap_slopes_of_keys(
-    powers: Accumulator,
-    exponents: Accumulator,
-    statistics: u32,
-    #[comptime] offset: usize,
-    scores: &Scores,
-) -> Accumulator {
-    let pair = load_pair(statistics, offset);
-    let (first, second) = (f32::reinterpret(pair.extract(0usize)), f32::reinterpret(pair.extract(1usize)));
-    let mut slopes = Accumulator::empty();
-    slopes.insert(0usize, powers.extract(0usize) * cap_slope(exponents.extract(0usize), first, scores));
-    slopes.insert(1usize, powers.extract(1usize) * cap_slope(exponents.extract(1usize), second, scores));
-    slopes.insert(2usize, powers.extract(2usize) * cap_slope(exponents.extract(2usize), first, scores));
-    slopes.insert(3usize, powers.extract(3usize) * cap_slope(exponents.extract(3usize), second, scores));
-    slopes
-}
-
-/// Sets the exponents of what is hidden to minus infinity.
-///
-/// `key`: the lane's first key, `row`: its first query row.
-#[cube]
-pub(super) fn hide_of_keys(
-    exponents: &mut Array<Accumulator>,
-    key_start: &[u32],
-    key_end: &[u32],
-    key_position: &[u32],
-    query_position: &[u32],
-    batch: u32,
-    key: u32,
-    row: u32,
-    n_keys: u32,
-    n_queries: u32,
-    window: u32,
-    #[comptime] config: BackwardConfig,
-) {
-    let product_tiles = comptime!(QUERY_ROWS / 8);
-    let lane_keys = comptime!(2 * config.blocks);
-    let mut starts = Array::<u32>::new(lane_keys);
-    let mut lengths = Array::<u32>::new(lane_keys);
-    let mut positions = Array::<u32>::new(lane_keys);
-    #[unroll]
-    for of_lane in 0..lane_keys {
-        let key = key + comptime!((of_lane / 2 * 16 + of_lane % 2 * 8) as u32);
-        starts[of_lane] = 0u32;
-        lengths[of_lane] = 0u32;
-        if key < n_keys {
-            let at = batch * n_keys + key;
-            starts[of_lane] = key_start[at as usize];
-            lengths[of_lane] = key_end[at as usize] - starts[of_lane];
-            if comptime!(config.window) {
-                positions[of_lane] = key_position[at as usize];
-            }
-        }
-    }
-    #[unroll]
-    for i in 0..comptime!(2 * product_tiles) {
-        let (n, column) = comptime!((i / 2, i % 2));
-        let row = row + comptime!((n * 8 + column) as u32);
-        let mut position = 0u32;
-        if comptime!(config.window) {
-            let index = batch * n_queries + min(row, n_queries - 1);
-            position = query_position[index as usize];
-        }
-        #[unroll]
-        for of_lane in 0..lane_keys {
-            let (block, half) = comptime!((of_lane / 2, of_lane % 2));
-            // Rows before the start wrap around to large numbers.
-            let mut visible = row - starts[of_lane] < lengths[of_lane];
-            if comptime!(config.window) {
-                visible = visible && within_window(position, positions[of_lane], window);
-            }
-            let at = comptime!(block * product_tiles + n);
-            let element = comptime!(2 * half + column);
-            let mut tile = exponents[at];
-            let hidden = f32::NEG_INFINITY;
-            tile.insert(element, select(visible, tile.extract(element), hidden));
-            exponents[at] = tile;
-        }
     }
 }

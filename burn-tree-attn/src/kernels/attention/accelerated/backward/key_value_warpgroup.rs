@@ -12,7 +12,7 @@ use cubecl::prelude::*;
 use super::super::tile::*;
 use super::super::warpgroup::*;
 use super::blocks::*;
-use super::key_value::*;
+use super::by_key::*;
 
 /// Units of a cube.
 pub(crate) const UNITS: usize = PLANES * PLANE;
@@ -54,11 +54,19 @@ fn copy_stage(
     let to = stage + comptime!(config.panel_bytes() as u32);
     let valid = side.n_queries - first;
     if valid >= comptime!(QUERY_ROWS as u32) {
-        copy_panel_rows(query, stage, UNIT_POS_X, valid, QUERY_ROWS, QUERY_ROWS, dim, UNITS, false);
-        copy_panel_rows(gradient, to, UNIT_POS_X, valid, QUERY_ROWS, QUERY_ROWS, dim, UNITS, false);
+        copy_panel_rows(
+            query, stage, UNIT_POS_X, valid, QUERY_ROWS, QUERY_ROWS, dim, UNITS, false,
+        );
+        copy_panel_rows(
+            gradient, to, UNIT_POS_X, valid, QUERY_ROWS, QUERY_ROWS, dim, UNITS, false,
+        );
     } else {
-        copy_panel_rows(query, stage, UNIT_POS_X, valid, QUERY_ROWS, QUERY_ROWS, dim, UNITS, true);
-        copy_panel_rows(gradient, to, UNIT_POS_X, valid, QUERY_ROWS, QUERY_ROWS, dim, UNITS, true);
+        copy_panel_rows(
+            query, stage, UNIT_POS_X, valid, QUERY_ROWS, QUERY_ROWS, dim, UNITS, true,
+        );
+        copy_panel_rows(
+            gradient, to, UNIT_POS_X, valid, QUERY_ROWS, QUERY_ROWS, dim, UNITS, true,
+        );
     }
     copy_statistics(side, first, head, statistics);
     commit_copies();
@@ -109,7 +117,8 @@ pub(crate) fn tree_attention_backward_key_value_warpgroup<E: Float>(
     let size!(SumSize) = comptime!(dim / 2);
 
     let tiles = n_keys.div_ceil(comptime!(KEY_ROWS as u32));
-    let padded_queries = n_queries.div_ceil(comptime!(QUERY_ROWS as u32)) * comptime!(QUERY_ROWS as u32);
+    let padded_queries =
+        n_queries.div_ceil(comptime!(QUERY_ROWS as u32)) * comptime!(QUERY_ROWS as u32);
     let split = CUBE_POS_X % splits;
     let kv_head = CUBE_POS_X / splits % kv_heads;
     let tile = order[(CUBE_POS_X / splits / kv_heads) as usize];
@@ -134,13 +143,16 @@ pub(crate) fn tree_attention_backward_key_value_warpgroup<E: Float>(
 
     let query_heads = kv_heads * group;
     let first_head = batch * query_heads + kv_head * group + split * heads;
-    let head_offset = u64::cast_from(first_head) * u64::cast_from(n_queries) * comptime!(2 * dim as u64);
+    let head_offset =
+        u64::cast_from(first_head) * u64::cast_from(n_queries) * comptime!(2 * dim as u64);
     let side = QuerySide {
         query: global_address::<E>(query) + head_offset,
         grad_output: global_address::<E>(grad_output) + head_offset,
         statistics: global_address::<f32>(statistics)
             + u64::cast_from(first_head) * u64::cast_from(padded_queries) * 4,
-        second_statistic: u64::cast_from(batches * query_heads) * u64::cast_from(padded_queries) * 4,
+        second_statistic: u64::cast_from(batches * query_heads)
+            * u64::cast_from(padded_queries)
+            * 4,
         n_queries,
         padded_queries,
     };
@@ -150,10 +162,16 @@ pub(crate) fn tree_attention_backward_key_value_warpgroup<E: Float>(
     let key_offset = key_row * comptime!(2 * dim as u64);
     let valid_keys = n_keys - first_key;
     let from = global_address::<E>(key) + key_offset;
-    copy_panel_rows(from, shared, UNIT_POS_X, valid_keys, KEY_ROWS, KEY_ROWS, dim, UNITS, true);
+    copy_panel_rows(
+        from, shared, UNIT_POS_X, valid_keys, KEY_ROWS, KEY_ROWS, dim, UNITS, true,
+    );
     let from = global_address::<E>(value) + key_offset;
     let to = shared + panel_bytes;
-    copy_panel_rows(from, to, UNIT_POS_X, valid_keys, KEY_ROWS, KEY_ROWS, dim, UNITS, true);
+    copy_panel_rows(
+        from, to, UNIT_POS_X, valid_keys, KEY_ROWS, KEY_ROWS, dim, UNITS, true,
+    );
+
+    commit_copies();
 
     // The step after the current one: its place in the plan, head of the group and entry.
     let mut next_index = begin;
@@ -300,17 +318,41 @@ pub(crate) fn tree_attention_backward_key_value_warpgroup<E: Float>(
                 sums[n] = tile_of::<SumSize>(key_sums, n);
             }
         }
-        let to = if comptime!(side == 0) { output_address(grad_value) } else { output_address(grad_key) };
-        let factor = if comptime!(side == 0) { 1.0f32.runtime() } else { scale };
+        let to = if comptime!(side == 0) {
+            output_address(grad_value)
+        } else {
+            output_address(grad_key)
+        };
+        let factor = if comptime!(side == 0) {
+            1.0f32.runtime()
+        } else {
+            scale
+        };
         if splits > 1 {
             let row = row + u64::cast_from(split) * rows;
-            store_sums(&sums, to + row * comptime!(4 * dim as u64), lane, factor, valid, dim, 1usize);
+            store_sums(
+                &sums,
+                to + row * comptime!(4 * dim as u64),
+                lane,
+                factor,
+                valid,
+                dim,
+                1usize,
+            );
         } else {
             // Each plane stages its rows where keys, values and stages were.
             let rows = shared
-                + (comptime!((side * KEY_ROWS) as u32) + plane_row) * comptime!(row_stride(dim) as u32);
+                + (comptime!((side * KEY_ROWS) as u32) + plane_row)
+                    * comptime!(row_stride(dim) as u32);
             stage_sums::<E>(&sums, rows, lane, factor, dim, 1usize);
-            store_rows(rows, to + row * comptime!(2 * dim as u64), lane, valid, dim, 16usize);
+            store_rows(
+                rows,
+                to + row * comptime!(2 * dim as u64),
+                lane,
+                valid,
+                dim,
+                16usize,
+            );
         }
     }
 }

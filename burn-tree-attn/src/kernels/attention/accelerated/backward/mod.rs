@@ -5,10 +5,12 @@
 //! same bits.
 
 mod blocks;
+mod by_key;
 mod key_value;
 mod key_value_warpgroup;
 mod query;
 mod query_warpgroup;
+mod splits;
 mod statistics;
 
 use burn::tensor::DType;
@@ -22,11 +24,12 @@ use super::super::{Dims, Unavailable};
 use super::{element, has_warpgroup_products};
 use crate::ops::AttentionSettings;
 use crate::visibility::Visibility;
-use blocks::{BackwardConfig, KEY_ROWS, KeyWork, QUERY_ROWS};
-use key_value::{SUM_UNITS, sum_partial_gradients, tree_attention_backward_key_value};
+use blocks::{BackwardConfig, KEY_ROWS, QUERY_ROWS};
+use key_value::tree_attention_backward_key_value;
 use key_value_warpgroup::tree_attention_backward_key_value_warpgroup;
 use query::tree_attention_backward_query;
 use query_warpgroup::tree_attention_backward_query_warpgroup;
+use splits::{KeyWork, SUM_UNITS, sum_partial_gradients};
 use statistics::row_statistics;
 
 /// Bytes of shared memory that a cube of the backward pass needs at most.
@@ -169,7 +172,11 @@ pub(crate) fn backward(
                 key_value_warpgroup::UNITS
             );
         } else {
-            launch_key_value!(tree_attention_backward_key_value, config, config.key_units());
+            launch_key_value!(
+                tree_attention_backward_key_value,
+                config,
+                config.key_units()
+            );
         }
     }
     if partial && key_cubes > 0 {

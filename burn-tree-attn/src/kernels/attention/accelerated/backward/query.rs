@@ -76,12 +76,30 @@ fn copy_stage(
     if first + comptime!(STAGE_KEYS as u32) <= side.n_keys {
         let valid = comptime!(STAGE_KEYS as u32);
         copy_rows(key, stage, UNIT_POS_X, valid, STAGE_KEYS, dim, units, false);
-        copy_rows(value, stage + tile_bytes, UNIT_POS_X, valid, STAGE_KEYS, dim, units, false);
+        copy_rows(
+            value,
+            stage + tile_bytes,
+            UNIT_POS_X,
+            valid,
+            STAGE_KEYS,
+            dim,
+            units,
+            false,
+        );
     } else {
         // A tile may end before this part of it begins.
         let valid = side.n_keys - min(first, side.n_keys);
         copy_rows(key, stage, UNIT_POS_X, valid, STAGE_KEYS, dim, units, true);
-        copy_rows(value, stage + tile_bytes, UNIT_POS_X, valid, STAGE_KEYS, dim, units, true);
+        copy_rows(
+            value,
+            stage + tile_bytes,
+            UNIT_POS_X,
+            valid,
+            STAGE_KEYS,
+            dim,
+            units,
+            true,
+        );
     }
     arrive_after_copies(barrier);
 }
@@ -156,7 +174,8 @@ pub(crate) fn tree_attention_backward_query<E: Float>(
     let lane = UNIT_POS_X % 32;
     let plane_row = UNIT_POS_X / 32 * comptime!((16 * blocks) as u32);
 
-    let memory = Shared::<[u32]>::new_aligned_slice(comptime!(config.query_shared_bytes() / 4), 16usize);
+    let memory =
+        Shared::<[u32]>::new_aligned_slice(comptime!(config.query_shared_bytes() / 4), 16usize);
     let shared = shared_address(&memory);
     let stages = shared + 2 * row_tile_bytes;
     let filled = shared + comptime!(config.query_barriers() as u32);
@@ -164,8 +183,14 @@ pub(crate) fn tree_attention_backward_query<E: Float>(
     if UNIT_POS_X == 0 {
         #[unroll]
         for slot in 0..2u32 {
-            init_barrier(filled + slot * BARRIER_BYTES as u32, comptime!(config.query_units()));
-            init_barrier(emptied + slot * BARRIER_BYTES as u32, comptime!(config.query_planes()));
+            init_barrier(
+                filled + slot * BARRIER_BYTES as u32,
+                comptime!(config.query_units()),
+            );
+            init_barrier(
+                emptied + slot * BARRIER_BYTES as u32,
+                comptime!(config.query_planes()),
+            );
         }
     }
     sync_cube();
@@ -201,8 +226,7 @@ pub(crate) fn tree_attention_backward_query<E: Float>(
     }
     commit_copies();
 
-    let key_offset =
-        u64::cast_from(key_row) * u64::cast_from(n_keys) * comptime!(2 * dim as u64);
+    let key_offset = u64::cast_from(key_row) * u64::cast_from(n_keys) * comptime!(2 * dim as u64);
     let side = KeySide {
         key: global_address::<E>(key) + key_offset,
         value: global_address::<E>(value) + key_offset,

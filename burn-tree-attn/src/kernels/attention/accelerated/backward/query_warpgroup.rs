@@ -20,7 +20,8 @@ impl BackwardConfig {
     /// Bytes of shared memory of a cube of the query kernel of warpgroups: queries, gradients of the
     /// output, and two stages of keys and values.
     pub fn warpgroup_query_shared_bytes(&self) -> usize {
-        2 * panel_tile_bytes(QUERY_ROWS, self.head_dim) + 4 * panel_tile_bytes(KEY_ROWS, self.head_dim)
+        2 * panel_tile_bytes(QUERY_ROWS, self.head_dim)
+            + 4 * panel_tile_bytes(KEY_ROWS, self.head_dim)
     }
 }
 
@@ -41,11 +42,19 @@ fn copy_stage(
     let to = stage + comptime!(panel_tile_bytes(KEY_ROWS, dim) as u32);
     let valid = n_keys - first;
     if valid >= comptime!(KEY_ROWS as u32) {
-        copy_panel_rows(key, stage, UNIT_POS_X, valid, KEY_ROWS, KEY_ROWS, dim, UNITS, false);
-        copy_panel_rows(value, to, UNIT_POS_X, valid, KEY_ROWS, KEY_ROWS, dim, UNITS, false);
+        copy_panel_rows(
+            key, stage, UNIT_POS_X, valid, KEY_ROWS, KEY_ROWS, dim, UNITS, false,
+        );
+        copy_panel_rows(
+            value, to, UNIT_POS_X, valid, KEY_ROWS, KEY_ROWS, dim, UNITS, false,
+        );
     } else {
-        copy_panel_rows(key, stage, UNIT_POS_X, valid, KEY_ROWS, KEY_ROWS, dim, UNITS, true);
-        copy_panel_rows(value, to, UNIT_POS_X, valid, KEY_ROWS, KEY_ROWS, dim, UNITS, true);
+        copy_panel_rows(
+            key, stage, UNIT_POS_X, valid, KEY_ROWS, KEY_ROWS, dim, UNITS, true,
+        );
+        copy_panel_rows(
+            value, to, UNIT_POS_X, valid, KEY_ROWS, KEY_ROWS, dim, UNITS, true,
+        );
     }
     commit_copies();
 }
@@ -123,10 +132,15 @@ pub(crate) fn tree_attention_backward_query_warpgroup<E: Float>(
     let row = u64::cast_from(query_row) * u64::cast_from(n_queries) + u64::cast_from(first_query);
     let query_offset = row * comptime!(2 * dim as u64);
     let from = global_address::<E>(query) + query_offset;
-    copy_panel_rows(from, shared, UNIT_POS_X, valid_rows, QUERY_ROWS, QUERY_ROWS, dim, UNITS, true);
+    copy_panel_rows(
+        from, shared, UNIT_POS_X, valid_rows, QUERY_ROWS, QUERY_ROWS, dim, UNITS, true,
+    );
     let from = global_address::<E>(grad_output) + query_offset;
     let to = shared + row_tile_bytes;
-    copy_panel_rows(from, to, UNIT_POS_X, valid_rows, QUERY_ROWS, QUERY_ROWS, dim, UNITS, true);
+    copy_panel_rows(
+        from, to, UNIT_POS_X, valid_rows, QUERY_ROWS, QUERY_ROWS, dim, UNITS, true,
+    );
+    commit_copies();
 
     let key_offset = u64::cast_from(key_row) * u64::cast_from(n_keys) * comptime!(2 * dim as u64);
     let from_key = global_address::<E>(key) + key_offset;
