@@ -103,19 +103,47 @@ fn copy_stage<E: Float>(
     let valid = n_keys - first;
     if entry & 1 == 0 {
         copy_rows(key, stage, UNIT_POS_X, valid, rows, dim, units, false);
-        copy_rows(value, value_stage, UNIT_POS_X, valid, rows, dim, units, false);
+        copy_rows(
+            value,
+            value_stage,
+            UNIT_POS_X,
+            valid,
+            rows,
+            dim,
+            units,
+            false,
+        );
     } else {
         copy_rows(key, stage, UNIT_POS_X, valid, rows, dim, units, true);
-        copy_rows(value, value_stage, UNIT_POS_X, valid, rows, dim, units, true);
+        copy_rows(
+            value,
+            value_stage,
+            UNIT_POS_X,
+            valid,
+            rows,
+            dim,
+            units,
+            true,
+        );
         // Intervals may begin at any multiple of 4 bytes, so they are copied word by word.
         let words = stage + comptime!(2 * tile_bytes(rows, dim) as u32);
         let from = u64::cast_from(first_interval + first) * 4;
-        copy_words(global_address::<u32>(key_start) + from, words, valid, config);
+        copy_words(
+            global_address::<u32>(key_start) + from,
+            words,
+            valid,
+            config,
+        );
         let words = words + comptime!(4 * rows as u32);
         copy_words(global_address::<u32>(key_end) + from, words, valid, config);
         if comptime!(config.window) {
             let words = words + comptime!(4 * rows as u32);
-            copy_words(global_address::<u32>(key_position) + from, words, valid, config);
+            copy_words(
+                global_address::<u32>(key_position) + from,
+                words,
+                valid,
+                config,
+            );
         }
     }
 }
@@ -126,7 +154,11 @@ fn copy_words(from: u64, to: u32, valid: u32, #[comptime] config: ForwardConfig)
     // There are fewer keys than units.
     let index = UNIT_POS_X;
     if index < comptime!(config.key_rows as u32) {
-        copy_word_or_zero(from + u64::cast_from(index) * 4, to + index * 4, index < valid);
+        copy_word_or_zero(
+            from + u64::cast_from(index) * 4,
+            to + index * 4,
+            index < valid,
+        );
     }
 }
 
@@ -230,10 +262,11 @@ pub(crate) fn tree_attention_forward<E: Float>(
     }
     commit_copies();
 
-    let query_address = shared + plane_row * comptime!(stride as u32) + lane_offset_by_rows(lane, dim);
+    let query_address =
+        shared + plane_row * comptime!(stride as u32) + lane_offset_by_rows(lane, dim);
     let key_lane = lane_offset_by_columns(lane, dim);
-    let value_lane = lane_offset_by_rows(lane, dim)
-        + comptime!(tile_bytes(config.key_rows, dim) as u32);
+    let value_lane =
+        lane_offset_by_rows(lane, dim) + comptime!(tile_bytes(config.key_rows, dim) as u32);
 
     let mut sums = Array::<Accumulator>::new(comptime!(blocks * output_tiles));
     #[unroll]
@@ -369,7 +402,10 @@ pub(crate) fn tree_attention_forward<E: Float>(
                 for n in 0..output_tiles {
                     let at = comptime!(block * output_tiles + n);
                     let mut sum = sums[at];
-                    sum.insert(comptime!(2 * half), sum.extract(comptime!(2 * half)) * factor);
+                    sum.insert(
+                        comptime!(2 * half),
+                        sum.extract(comptime!(2 * half)) * factor,
+                    );
                     sum.insert(
                         comptime!(2 * half + 1),
                         sum.extract(comptime!(2 * half + 1)) * factor,
@@ -437,9 +473,7 @@ pub(crate) fn tree_attention_forward<E: Float>(
     sync_cube();
 
     // Each plane stages its rows where its rows of the query were.
-    let store_address = shared
-        + (plane_row + lane / 4) * comptime!(stride as u32)
-        + lane % 4 * 4;
+    let store_address = shared + (plane_row + lane / 4) * comptime!(stride as u32) + lane % 4 * 4;
     #[unroll]
     for row in 0..comptime!(2 * blocks) {
         let (block, half) = comptime!((row / 2, row % 2));

@@ -7,6 +7,8 @@ mod forward;
 mod forward_warpgroup;
 mod stage;
 mod tile;
+#[cfg(all(test, feature = "cuda"))]
+mod transpiled;
 mod warpgroup;
 
 use burn::tensor::DType;

@@ -25,7 +25,10 @@ pub(crate) fn entry_of(entries: &[u32], index: u32, end: u32, n_rows: u32) -> (u
     let listed = index < end;
     let entry = entries[min(index, end - 1) as usize];
     let valid = n_rows - (entry >> 1) * TILE_ROWS as u32;
-    (select(listed, entry, entry | 1), select(listed, valid, 0u32))
+    (
+        select(listed, entry, entry | 1),
+        select(listed, valid, 0u32),
+    )
 }
 
 /// Tells those who wait at `barrier` that all but the `pending` youngest groups of copies are
@@ -50,9 +53,13 @@ pub(crate) fn copy_tile(
 ) {
     let to = stage + comptime!(half * (TILE_ROWS * 128) as u32);
     if entry & 1 == 1 {
-        copy_panel_rows(from, to, unit, valid, TILE_ROWS, STAGE_ROWS, head_dim, COPYING, true);
+        copy_panel_rows(
+            from, to, unit, valid, TILE_ROWS, STAGE_ROWS, head_dim, COPYING, true,
+        );
     } else {
-        copy_panel_rows(from, to, unit, valid, TILE_ROWS, STAGE_ROWS, head_dim, COPYING, false);
+        copy_panel_rows(
+            from, to, unit, valid, TILE_ROWS, STAGE_ROWS, head_dim, COPYING, false,
+        );
     }
 }
 

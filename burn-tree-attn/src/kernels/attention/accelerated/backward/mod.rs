@@ -12,6 +12,8 @@ mod query;
 mod query_warpgroup;
 mod splits;
 mod statistics;
+#[cfg(all(test, feature = "cuda"))]
+pub(super) mod transpiled;
 
 use burn::tensor::DType;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
