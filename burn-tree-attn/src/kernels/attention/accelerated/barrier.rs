@@ -47,21 +47,8 @@ pub(crate) fn wait_barrier(barrier: u32, parity: u32) {
     );
 }
 
-/// Tells the other plane of a pair, which waits in [`wait_for_plane`], that what this plane wrote
-/// to shared memory is complete. `number`: 1 to 15, the pair's.
-#[cube]
-pub(crate) fn signal_plane(number: u32) {
-    gpu_asm!("bar.arrive {number}, 64;", number = in(_) read::<u32>(number));
-}
-
-/// Waits for [`signal_plane`] of the other plane of a pair.
-#[cube]
-pub(crate) fn wait_for_plane(number: u32) {
-    gpu_asm!("bar.sync {number}, 64;", number = in(_) read::<u32>(number));
-}
-
 /// Waits until `units` units, those of this call and of [`signal_units`], are at the named barrier
-/// `number` (1 to 15).
+/// `number` (1 to 15). What they wrote to shared memory before is visible afterwards.
 #[cube]
 pub(crate) fn wait_for_units(number: u32, #[comptime] units: usize) {
     gpu_asm!("bar.sync {number}, {units};", number = in(_) read::<u32>(number), units = const units);

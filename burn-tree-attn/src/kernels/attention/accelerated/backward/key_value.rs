@@ -402,9 +402,9 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
                     store_chunk(exchange, comptime!(i * PLANE * CHUNK), probabilities);
                 }
             }
-            signal_plane(pair + 1);
+            signal_units(pair + 1, comptime!(2 * PLANE));
         } else {
-            wait_for_plane(pair + 1);
+            wait_for_units(pair + 1, comptime!(2 * PLANE));
             #[unroll]
             for i in 0..comptime!(blocks * product_tiles / 2) {
                 let probabilities = load_chunk(exchange, comptime!(i * PLANE * CHUNK));
