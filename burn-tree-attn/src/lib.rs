@@ -34,7 +34,8 @@ mod visibility;
 #[cfg(feature = "flex")]
 #[doc(hidden)]
 pub mod vector {
-    pub use crate::native::{Real, dot, fold, vectorised};
+    pub use crate::native::{Real, dot, fold};
+    pub use crate::vectorised_fn;
 }
 
 pub use error::{RopeError, TreeAttentionError, TreeMaskError};

@@ -143,7 +143,7 @@ mod meta {
 
     use crate::gather_rows::GatherPlan;
     use crate::lm_head::LmHeadPlan;
-    use crate::precision::{at_least_f32, product_dtype};
+    use crate::precision::at_least_f32;
 
     pub(super) fn lm_head_log_probs(
         hidden: &TensorSpec,
@@ -152,7 +152,8 @@ mod meta {
         plan: &Arc<LmHeadPlan>,
         _entropy: &bool,
     ) -> (TensorSpec, TensorSpec, TensorSpec) {
-        let dtype = at_least_f32(product_dtype(hidden.dtype, head_weight.dtype).into()).into();
+        let product = plan.product_dtype(hidden.dtype, head_weight.dtype);
+        let dtype = at_least_f32(product.into()).into();
         let vector = |length: usize| TensorSpec::new(Shape::new([length]), dtype);
         (
             vector(plan.occurrences()),

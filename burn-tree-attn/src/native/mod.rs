@@ -17,7 +17,7 @@ pub(crate) use forward::forward;
 pub(crate) use rope::rope;
 pub use scalar::Real;
 pub(crate) use scalar::Storage;
-pub use softmax::{dot, fold, vectorised};
+pub use softmax::{dot, fold};
 
 /// Which of these functions ran on this thread, for tests.
 #[cfg(test)]

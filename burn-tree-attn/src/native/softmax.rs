@@ -5,39 +5,10 @@ use super::scalar::Real;
 /// Independent partial sums per row: enough for the widest vectors.
 const LANES: usize = 16;
 
-/// Runs `f` compiled for the widest vector instructions of this processor, if the compiler inlines
-/// it (short closures; longer ones are better defined by `vectorised_fn`). What `f` calls must be
-/// `#[inline(always)]` to be compiled along.
-#[inline(always)]
-pub fn vectorised<R>(f: impl FnOnce() -> R) -> R {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-        fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
-            f()
-        }
-        #[target_feature(enable = "avx2")]
-        fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
-            f()
-        }
-        if is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
-        {
-            // SAFETY: the processor has these instructions.
-            return unsafe { with_avx512(f) };
-        }
-        if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has these instructions.
-            return unsafe { with_avx2(f) };
-        }
-    }
-    f()
-}
-
 /// Defines a function that runs compiled for the widest vector instructions of this processor.
 /// What it calls must be `#[inline(always)]` to be compiled along.
+#[macro_export]
+#[doc(hidden)]
 macro_rules! vectorised_fn {
     (
         $(#[$attribute:meta])*

@@ -1,7 +1,6 @@
 //! Random trees, tensors and comparisons shared by the tests of this crate.
 
 #![allow(dead_code)]
-#![cfg_attr(any(feature = "tch", feature = "ndarray"), allow(deprecated))]
 
 pub mod events;
 
@@ -12,27 +11,7 @@ use burn_tree_attn::{KeyIntervals, PastKeys, TreeMask};
 use proptest::prelude::*;
 use tree_pack::{Segment, TreeLayout};
 
-/// The device named by the environment variable `BURN_DEVICE`, Flex by default.
-pub fn device() -> Device {
-    let name = std::env::var("BURN_DEVICE").unwrap_or_else(|_| "flex".into());
-    match name.as_str() {
-        #[cfg(feature = "flex")]
-        "flex" => Device::flex(),
-        #[cfg(feature = "ndarray")]
-        "ndarray" => Device::ndarray(),
-        #[cfg(feature = "tch")]
-        "libtorch" => Device::libtorch(),
-        #[cfg(feature = "cpu")]
-        "cpu" => Device::cpu(),
-        #[cfg(feature = "cuda")]
-        "cuda" => Device::cuda(0),
-        #[cfg(feature = "wgpu")]
-        "wgpu" => Device::wgpu(burn::tensor::DeviceKind::DefaultDevice),
-        #[cfg(feature = "vulkan")]
-        "vulkan" => Device::vulkan(burn::tensor::DeviceKind::DefaultDevice),
-        other => panic!("BURN_DEVICE={other} is unknown or its feature is off"),
-    }
-}
+pub use tree_training_devices::device_from_environment as device;
 
 /// Where reference results are computed, in f64, which not every device has.
 pub fn reference_device() -> Device {

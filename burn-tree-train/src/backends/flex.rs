@@ -25,7 +25,7 @@ impl TreeTrainOps for Flex {
         plan: Arc<LmHeadPlan>,
         entropy: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        match common_dtype(&[&hidden, &head_weight]) {
+        match head_dtype(&plan, &[&hidden, &head_weight]) {
             Some(DType::F32) => head_forward::<f32>(&hidden, head_weight, targets, &plan, entropy),
             Some(DType::F64) => head_forward::<f64>(&hidden, head_weight, targets, &plan, entropy),
             _ => lm_head::generic::forward::<Self>(hidden, head_weight, targets, &plan, entropy),
@@ -41,7 +41,7 @@ impl TreeTrainOps for Flex {
         plan: Arc<LmHeadPlan>,
         head_gradient: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let dtype = common_dtype(&[&hidden, &head_weight, &log_sum_exp, &grad]);
+        let dtype = head_dtype(&plan, &[&hidden, &head_weight, &log_sum_exp, &grad]);
         let backward = match dtype {
             Some(DType::F32) => head_backward::<f32>,
             Some(DType::F64) => head_backward::<f64>,
@@ -148,6 +148,11 @@ fn common_dtype(tensors: &[&FlexTensor]) -> Option<DType> {
         .then_some(first)
 }
 
+/// The dtype of all tensors, if it is one and that of the products.
+fn head_dtype(plan: &LmHeadPlan, tensors: &[&FlexTensor]) -> Option<DType> {
+    common_dtype(tensors).filter(|&dtype| plan.product_dtype(dtype, dtype) == dtype.into())
+}
+
 fn tensor<T: Number>(values: Vec<T>, shape: Shape) -> FlexTensor {
     FlexTensor::new(
         Bytes::from_elems(values),
@@ -168,7 +173,7 @@ fn head_forward<T: Number>(
     let mut log_probs = Vec::with_capacity(plan.occurrences());
     let mut log_sum_exps = Vec::with_capacity(plan.projected_rows());
     let mut entropies = Vec::with_capacity(plan.occurrences());
-    for chunk in plan.chunks() {
+    for chunk in &lm_head::generic::chunks(plan, vocab) {
         let (_, mut logits) = logits(hidden, &head_weight, plan, chunk);
         let picks = picks::<T>(plan, chunk, &targets, None);
         let rows = lm_head::native::forward(logits.storage_mut(), vocab, &picks, entropy);
@@ -200,7 +205,7 @@ fn head_backward<T: Number>(
     let grad = grad.to_contiguous();
     let mut grad_hidden = vec![T::ZERO; hidden.shape().num_elements()];
     let mut grad_head: Option<FlexTensor> = None;
-    for chunk in plan.chunks() {
+    for chunk in &lm_head::generic::chunks(plan, vocab) {
         let (states, mut logits) = logits(&hidden, &head_weight, plan, chunk);
         let picks = picks(plan, chunk, &targets, Some(grad.storage::<T>()));
         lm_head::native::backward(
@@ -355,7 +360,7 @@ mod tests {
             let count = rows.len();
             let targets: Vec<u32> = (0..count).map(|index| (index * 31 % vocab) as u32).collect();
             let targets = int_tensor::<Flex>(&targets, &Default::default());
-            let plan = Arc::new(LmHeadPlan::new(&rows, 12, chunk_rows).unwrap());
+            let plan = Arc::new(LmHeadPlan::new(&rows, 12, Some(chunk_rows), None).unwrap());
             let hidden = numbers([12, 5], 1);
             let head = numbers([vocab, 5], 2);
             let grad = numbers([count], 3);

@@ -1,6 +1,8 @@
 //! Backends, and what each overrides.
 
 mod autodiff;
+#[cfg(feature = "cubecl-backend")]
+mod cubecl;
 #[cfg(feature = "flex")]
 mod flex;
 
@@ -8,5 +10,3 @@ mod flex;
 impl crate::TreeTrainOps for burn::backend::NdArray {}
 #[cfg(feature = "tch")]
 impl crate::TreeTrainOps for burn::backend::LibTorch {}
-#[cfg(feature = "cubecl-backend")]
-impl crate::TreeTrainOps for burn_cubecl::CubeBackend {}

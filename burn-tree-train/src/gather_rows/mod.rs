@@ -5,6 +5,8 @@
 
 mod autodiff;
 pub(crate) mod generic;
+#[cfg(feature = "cubecl-backend")]
+pub(crate) mod kernel;
 mod plan;
 pub mod reference;
 

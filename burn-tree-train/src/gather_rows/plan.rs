@@ -8,7 +8,15 @@ pub struct GatherPlan {
     /// Reads of row `r` are `reads[read_starts[r]..read_starts[r + 1]]`, ascending.
     read_starts: Vec<u32>,
     reads: Vec<u32>,
+    #[cfg(feature = "cubecl-backend")]
+    pub(super) device_indices: super::kernel::IndexCache,
+    #[cfg(feature = "cubecl-backend")]
+    pub(super) device_sums: super::kernel::SumCache,
 }
+
+/// Reads that one unit sums at least: with fewer, cutting the sum in parts is slower.
+#[cfg(feature = "cubecl-backend")]
+const MIN_PART: usize = 32;
 
 /// An index that is not a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,6 +58,10 @@ impl GatherPlan {
             indices,
             read_starts,
             reads,
+            #[cfg(feature = "cubecl-backend")]
+            device_indices: Default::default(),
+            #[cfg(feature = "cubecl-backend")]
+            device_sums: Default::default(),
         })
     }
 
@@ -66,6 +78,37 @@ impl GatherPlan {
     /// Positions at which `row` is read, ascending.
     pub fn reads_of(&self, row: usize) -> &[u32] {
         &self.reads[self.read_starts[row] as usize..self.read_starts[row + 1] as usize]
+    }
+
+    /// The sum over the reads of each row in two levels: the reads of a row that has many are cut
+    /// into parts of equal length, about as many as each has reads.
+    #[cfg(feature = "cubecl-backend")]
+    pub(super) fn two_level_sum(&self) -> TwoLevelSum {
+        let longest = (0..self.rows())
+            .map(|row| self.reads_of(row).len())
+            .max()
+            .unwrap_or(0);
+        let part = longest.isqrt().next_power_of_two().max(MIN_PART);
+        let mut sum = TwoLevelSum {
+            starts: vec![0],
+            part_starts: vec![0],
+            ..TwoLevelSum::default()
+        };
+        for row in 0..self.rows() {
+            let reads = self.reads_of(row);
+            if reads.len() <= part {
+                sum.reads.extend(reads);
+            } else {
+                for part in reads.chunks(part) {
+                    let index = self.indices.len() + sum.part_starts.len() - 1;
+                    sum.reads.push(index as u32);
+                    sum.part_reads.extend(part);
+                    sum.part_starts.push(sum.part_reads.len() as u32);
+                }
+            }
+            sum.starts.push(sum.reads.len() as u32);
+        }
+        sum
     }
 
     /// Levels of the pairwise sum of the gradients of each row, and where each row's sum ends up.
@@ -98,6 +141,18 @@ impl GatherPlan {
     }
 }
 
+/// Sums over runs of reads. Part `p` is the sum of the reads `part_reads[part_starts[p]..]` up to
+/// the next start; row `r` that of `reads[starts[r]..]`, in which reads past the last index are
+/// parts.
+#[cfg(feature = "cubecl-backend")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct TwoLevelSum {
+    pub(super) reads: Vec<u32>,
+    pub(super) starts: Vec<u32>,
+    pub(super) part_reads: Vec<u32>,
+    pub(super) part_starts: Vec<u32>,
+}
+
 /// A sum over runs of rows as a sequence of gathers: each level adds the rows `left` and `right`
 /// of the level below, in which one past the last row is a row of zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,4 +160,41 @@ pub(crate) struct SumLevels {
     pub(crate) levels: Vec<(Vec<u32>, Vec<u32>)>,
     /// For each row the row of the last level that holds its sum.
     pub(crate) last: Vec<u32>,
+}
+
+#[cfg(all(test, feature = "cubecl-backend"))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Every read is summed once, for its row; no unit sums many.
+        #[test]
+        fn two_levels_hold_every_read_once(
+            indices in prop::collection::vec(prop_oneof![3 => Just(2u32), 1 => 0u32..5], 1..3000),
+        ) {
+            let plan = GatherPlan::new(indices, 5).unwrap();
+            let sum = plan.two_level_sum();
+            let run = |starts: &[u32], reads: &[u32], index: usize| {
+                reads[starts[index] as usize..starts[index + 1] as usize].to_vec()
+            };
+            for row in 0..plan.rows() {
+                let reads = run(&sum.starts, &sum.reads, row);
+                prop_assert!(reads.len() <= 64);
+                let mut all = Vec::new();
+                for read in reads {
+                    match (read as usize).checked_sub(plan.indices().len()) {
+                        None => all.push(read),
+                        Some(part) => {
+                            let part = run(&sum.part_starts, &sum.part_reads, part);
+                            prop_assert!(part.len() <= 64);
+                            all.extend(part);
+                        }
+                    }
+                }
+                prop_assert_eq!(all, plan.reads_of(row));
+            }
+        }
+    }
 }

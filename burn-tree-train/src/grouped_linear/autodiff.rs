@@ -11,7 +11,7 @@ use burn_autodiff::{
 };
 
 use crate::TreeTrainOps;
-use crate::primitive::Tracked;
+use crate::primitive::{Tracked, backward};
 
 #[derive(Debug)]
 struct GroupedLinearBackward;
@@ -25,18 +25,11 @@ impl<B: TreeTrainOps> Backward<B, 2> for GroupedLinearBackward {
         grads: &mut Gradients,
         checkpointer: &mut Checkpointer,
     ) {
-        let [node_x, node_weight] = ops.parents;
-        let grad = grads.consume::<B>(&ops.node);
-        let (x, weight, group_sizes) = ops.state;
-        let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
-        let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
-        let (grad_x, grad_weight) = B::grouped_linear_backward(x, weight, grad, group_sizes);
-        if let Some(node) = node_x {
-            grads.register::<B>(node.id, grad_x);
-        }
-        if let Some(node) = node_weight {
-            grads.register::<B>(node.id, grad_weight);
-        }
+        backward::<B, _, 2>(ops, grads, |grad, (x, weight, group_sizes)| {
+            let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+            let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
+            B::grouped_linear_backward(x, weight, grad, group_sizes).into()
+        });
     }
 }
 

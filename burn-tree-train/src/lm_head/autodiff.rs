@@ -15,7 +15,7 @@ use burn_autodiff::{
 
 use super::LmHeadPlan;
 use crate::TreeTrainOps;
-use crate::primitive::Tracked;
+use crate::primitive::{Tracked, backward};
 
 #[derive(Debug)]
 struct LmHeadBackward;
@@ -38,26 +38,22 @@ impl<B: TreeTrainOps> Backward<B, 2> for LmHeadBackward {
         grads: &mut Gradients,
         checkpointer: &mut Checkpointer,
     ) {
-        let [node_hidden, node_head] = ops.parents;
-        let grad = grads.consume::<B>(&ops.node);
-        let state = ops.state;
-        let hidden = checkpointer.retrieve_node_output::<FloatTensor<B>>(state.hidden);
-        let head_weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(state.head_weight);
-        let (grad_hidden, grad_head) = B::lm_head_log_probs_backward(
-            hidden,
-            head_weight,
-            state.targets,
-            state.log_sum_exp,
-            grad,
-            state.plan,
-            node_head.is_some(),
-        );
-        if let Some(node) = node_hidden {
-            grads.register::<B>(node.id, grad_hidden);
-        }
-        if let Some(node) = node_head {
-            grads.register::<B>(node.id, grad_head);
-        }
+        let head_gradient = ops.parents[1].is_some();
+        backward::<B, _, 2>(ops, grads, |grad, state| {
+            let hidden = checkpointer.retrieve_node_output::<FloatTensor<B>>(state.hidden);
+            let head_weight =
+                checkpointer.retrieve_node_output::<FloatTensor<B>>(state.head_weight);
+            B::lm_head_log_probs_backward(
+                hidden,
+                head_weight,
+                state.targets,
+                state.log_sum_exp,
+                grad,
+                state.plan,
+                head_gradient,
+            )
+            .into()
+        });
     }
 }
 

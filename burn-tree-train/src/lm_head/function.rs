@@ -3,26 +3,26 @@
 use std::sync::Arc;
 
 use burn::backend::Dispatch;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{FloatDType, Tensor, TensorData};
 use tree_pack::OccurrenceBatch;
 
 use super::{LmHeadError, LmHeadPlan};
 use crate::TreeTrainOps;
-use crate::precision::{at_least_f32, product_dtype};
-
-/// Logits alive at once if [`LmHeadOptions::chunk_rows`] is not given: 64 MiB in f32.
-const DEFAULT_CHUNK_LOGITS: usize = 1 << 24;
-
-/// With fewer rows at a time, adding up the head's gradient would cost as much as computing it.
-const MIN_CHUNK_ROWS: usize = 256;
+use crate::precision::at_least_f32;
 
 /// Options of [`token_log_probs`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LmHeadOptions {
-    /// Distinct rows projected at a time; as many as give 2^24 logits, but at least 256, if `None`.
+    /// Distinct rows whose logits are alive at a time. If `None`: as many as give 2^24 logits, but
+    /// at least 256; on CubeCL runtimes as many as give 2^27 logits.
     pub chunk_rows: Option<usize>,
     /// Whether to compute the entropy of the predictions, too.
     pub entropy: bool,
+    /// The dtype in which states, head and the gradients of logits are rounded before they are
+    /// multiplied; the wider one of states and head if `None`. On CubeCL runtimes the products
+    /// sum and return f32 all the same, so that bf16 gives what automatic mixed precision does,
+    /// with logits in f32; elsewhere they return this dtype.
+    pub product_dtype: Option<FloatDType>,
 }
 
 /// What [`token_log_probs`] returns, per occurrence.
@@ -40,8 +40,9 @@ pub struct TokenLogProbs {
 ///
 /// Each distinct row that has a target is projected once, however many occurrences read it; rows
 /// without a target are not projected. Logits exist for one chunk of rows at a time: the backward
-/// pass recomputes them. The products run in the wider dtype of the two arguments, the softmax and
-/// the sums over chunks in at least f32.
+/// pass recomputes them. The products run in the wider dtype of the two arguments unless
+/// [`LmHeadOptions::product_dtype`] says otherwise, the softmax and the sums over chunks in at
+/// least f32.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
@@ -83,7 +84,7 @@ pub fn token_log_probs(
 /// [`token_log_probs`] that returns an error if the arguments do not fit together.
 ///
 /// Targets live on the device and are not checked here: each must be below `V`. (On Flex one that
-/// is not panics, naming it.)
+/// is not panics, naming it; on CubeCL runtimes its log-probability is -3e38.)
 pub fn try_token_log_probs(
     hidden: Tensor<3>,
     head_weight: Tensor<2>,
@@ -108,24 +109,28 @@ pub fn try_token_log_probs(
     let hidden_rows = batch * rows;
     let chunk_rows = options
         .chunk_rows
-        .unwrap_or((DEFAULT_CHUNK_LOGITS / vocab.max(1)).max(MIN_CHUNK_ROWS))
-        .clamp(1, hidden_rows.max(1));
-    if chunk_rows
-        .checked_mul(vocab)
-        .is_none_or(|n| n > i32::MAX as usize)
-    {
+        .map(|rows| rows.clamp(1, hidden_rows.max(1)));
+    let too_many = |rows: usize| {
+        rows.checked_mul(vocab)
+            .is_none_or(|n| n > i32::MAX as usize)
+    };
+    if let Some(chunk_rows) = chunk_rows.filter(|&rows| too_many(rows)) {
         return Err(LmHeadError::ChunkTooLarge { chunk_rows, vocab });
     }
     let plan = Arc::new(LmHeadPlan::new(
         &occurrences.host_rows,
         hidden_rows,
         chunk_rows,
+        options.product_dtype,
     )?);
     if plan.occurrences() == 0 {
         // Nothing is predicted, but a backward pass must find its way: an empty selection is part
         // of the graph, while Burn makes a new tensor of an empty slice.
         let nothing = Tensor::from_data(TensorData::new(Vec::<i32>::new(), [0]), &hidden.device());
-        let dtype = at_least_f32(product_dtype(hidden.dtype(), head_weight.dtype()).into());
+        let dtype = at_least_f32(
+            plan.product_dtype(hidden.dtype(), head_weight.dtype())
+                .into(),
+        );
         let none = hidden
             .reshape([hidden_rows * hidden_size])
             .cast(dtype)

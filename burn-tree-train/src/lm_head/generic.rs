@@ -8,8 +8,22 @@ use burn::tensor::{DType, FloatDType, IntDType, Shape, Slice};
 
 use super::LmHeadPlan;
 use super::plan::LmHeadChunk;
-use crate::precision::{at_least_f32, product_dtype};
+use crate::gather_rows;
+use crate::precision::at_least_f32;
 use crate::primitive::int_tensor;
+
+/// Logits alive at once if the caller does not say: 64 MiB in f32.
+const CHUNK_LOGITS: usize = 1 << 24;
+
+/// With fewer rows at a time, adding up the head's gradient would cost as much as computing it.
+const MIN_CHUNK_ROWS: usize = 256;
+
+/// The chunks of a plan where the caller has not chosen their number of rows.
+pub(crate) fn chunks(plan: &LmHeadPlan, vocab: usize) -> Vec<LmHeadChunk> {
+    // Indices of logits must fit in 32 bits.
+    let most = (i32::MAX as usize / vocab.max(1)).max(1);
+    plan.chunks((CHUNK_LOGITS / vocab.max(1)).max(MIN_CHUNK_ROWS).min(most))
+}
 
 /// See [`crate::TreeTrainOps::lm_head_log_probs`].
 pub(crate) fn forward<B: Backend>(
@@ -19,12 +33,12 @@ pub(crate) fn forward<B: Backend>(
     plan: &LmHeadPlan,
     entropy: bool,
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
-    let head = Head::<B>::new(&hidden, head_weight);
+    let head = Head::<B>::new(&hidden, head_weight, plan);
     let device = hidden.device();
     let mut log_probs = Vec::new();
     let mut log_sum_exps = Vec::new();
     let mut entropies = Vec::new();
-    for chunk in plan.chunks() {
+    for chunk in &chunks(plan, head.vocab) {
         let (_, logits) = head.logits(&hidden, plan, chunk);
         let max = B::float_max_dim(logits.clone(), 1);
         let shifted = B::float_sub(logits.clone(), max.clone());
@@ -70,8 +84,7 @@ pub(crate) fn backward<B: Backend>(
     let device = hidden.device();
     let (hidden_dtype, head_dtype) = (hidden.dtype(), head_weight.dtype());
     let head_shape = head_weight.shape();
-    let hidden_size = head_shape[1];
-    let head = Head::<B>::new(&hidden, head_weight);
+    let head = Head::<B>::new(&hidden, head_weight, plan);
     let accumulation = at_least_f32(head.product.into());
     let mut grad_rows = Vec::new();
     let grad_head_shape = if head_gradient {
@@ -80,7 +93,7 @@ pub(crate) fn backward<B: Backend>(
         Shape::new([1, 1])
     };
     let mut grad_head = B::float_zeros(grad_head_shape, &device, accumulation);
-    for chunk in plan.chunks() {
+    for chunk in &chunks(plan, head.vocab) {
         let (states, logits) = head.logits(&hidden, plan, chunk);
         let rows = chunk.slots.len();
         let log_sum_exp = B::float_slice(log_sum_exp.clone(), &[slice(&chunk.slots)]);
@@ -115,17 +128,8 @@ pub(crate) fn backward<B: Backend>(
             grad_head = B::float_add(grad_head, B::float_cast(part, accumulation));
         }
     }
-    // Scatter as a gather: rows that are not projected read a row of zeros at the end.
-    grad_rows.push(B::float_zeros(
-        Shape::new([1, hidden_size]),
-        &device,
-        head.product,
-    ));
-    let grad_hidden = B::float_select(
-        B::float_cat(grad_rows, 0),
-        0,
-        int_tensor::<B>(&plan.slot_of_row(), &device),
-    );
+    let grad_rows = B::float_cat(grad_rows, 0);
+    let grad_hidden = gather_rows::generic::backward::<B>(grad_rows, plan.gather());
     (
         B::float_cast(grad_hidden, hidden_dtype.into()),
         B::float_cast(grad_head, head_dtype.into()),
@@ -140,8 +144,8 @@ struct Head<B: Backend> {
 }
 
 impl<B: Backend> Head<B> {
-    fn new(hidden: &FloatTensor<B>, weight: FloatTensor<B>) -> Self {
-        let product = product_dtype(hidden.dtype(), weight.dtype());
+    fn new(hidden: &FloatTensor<B>, weight: FloatTensor<B>, plan: &LmHeadPlan) -> Self {
+        let product = plan.product_dtype(hidden.dtype(), weight.dtype());
         Self {
             vocab: weight.shape()[0],
             weight: B::float_cast(weight, product),

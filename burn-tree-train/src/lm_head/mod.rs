@@ -3,6 +3,8 @@
 mod autodiff;
 mod function;
 pub(crate) mod generic;
+#[cfg(feature = "cubecl-backend")]
+pub(crate) mod kernel;
 #[cfg(feature = "flex")]
 pub(crate) mod native;
 mod plan;

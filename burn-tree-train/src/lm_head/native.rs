@@ -1,6 +1,6 @@
 //! Softmax of a chunk of logits in memory: vectorised passes over each row.
 
-use burn_tree_attn::vector::{fold, vectorised};
+use burn_tree_attn::vector::{fold, vectorised_fn};
 use rayon::prelude::*;
 
 use crate::native::Number;
@@ -24,6 +24,50 @@ pub(crate) struct RowStatistics<T> {
     pub(crate) log_probs: Vec<T>,
 }
 
+/// Of one row of logits x: their largest m, the sum of e^(x - m), and that of (x - m) e^(x - m) if
+/// the entropy is asked for.
+#[derive(Default)]
+struct Softmax<T> {
+    max: T,
+    sum: T,
+    weighted: T,
+}
+
+vectorised_fn! {
+    /// Consumes the row.
+    fn softmax_row<T: Number>(row: &mut [T], softmax: &mut Softmax<T>, entropy: bool) {
+        let max = fold(row, T::NEG_INFINITY, |a, b| if a > b { a } else { b });
+        for x in row.iter_mut() {
+            *x = *x - max;
+        }
+        let mut weighted = T::ZERO;
+        if entropy {
+            // In lanes as `fold` does it.
+            let mut products = [T::ZERO; 64];
+            for part in row.chunks(64) {
+                for (product, &x) in products.iter_mut().zip(part) {
+                    *product += x.exp() * x;
+                }
+            }
+            weighted = fold(&products, T::ZERO, |a, b| a + b);
+        }
+        for x in row.iter_mut() {
+            *x = x.exp();
+        }
+        let sum = fold(row, T::ZERO, |a, b| a + b);
+        *softmax = Softmax { max, sum, weighted };
+    }
+}
+
+vectorised_fn! {
+    /// Logits -> `-p * total`.
+    fn grad_row<T: Number>(row: &mut [T], log_sum_exp: T, total: T) {
+        for x in row.iter_mut() {
+            *x = -((*x - log_sum_exp).exp() * total);
+        }
+    }
+}
+
 /// Consumes `logits [rows, vocab]`; `picks` are those of each row.
 pub(crate) fn forward<T: Number>(
     logits: &mut [T],
@@ -36,27 +80,9 @@ pub(crate) fn forward<T: Number>(
         .zip(picks)
         .map(|(row, picks)| {
             let mut log_probs: Vec<T> = picks.iter().map(|pick| row[pick.target]).collect();
-            let (max, sum, weighted) = vectorised(|| {
-                let max = fold(row, T::NEG_INFINITY, |a, b| if a > b { a } else { b });
-                for x in row.iter_mut() {
-                    *x = *x - max;
-                }
-                // Sum of e^x x, in lanes as `fold` does it.
-                let mut weighted = T::ZERO;
-                if entropy {
-                    let mut products = [T::ZERO; 64];
-                    for part in row.chunks(64) {
-                        for (product, &x) in products.iter_mut().zip(part) {
-                            *product += x.exp() * x;
-                        }
-                    }
-                    weighted = fold(&products, T::ZERO, |a, b| a + b);
-                }
-                for x in row.iter_mut() {
-                    *x = x.exp();
-                }
-                (max, fold(row, T::ZERO, |a, b| a + b), weighted)
-            });
+            let mut softmax = Softmax::default();
+            softmax_row(row, &mut softmax, entropy);
+            let Softmax { max, sum, weighted } = softmax;
             let log_sum = sum.ln();
             for log_prob in &mut log_probs {
                 *log_prob = *log_prob - max - log_sum;
@@ -91,11 +117,7 @@ pub(crate) fn backward<T: Number>(
             for pick in picks {
                 total += pick.grad;
             }
-            vectorised(|| {
-                for x in row.iter_mut() {
-                    *x = -((*x - log_sum_exp).exp() * total);
-                }
-            });
+            grad_row(row, log_sum_exp, total);
             for pick in picks {
                 row[pick.target] += pick.grad;
             }

@@ -2,17 +2,24 @@
 
 use std::ops::Range;
 
+use burn::tensor::{DType, FloatDType};
+
+use crate::gather_rows::GatherPlan;
+use crate::precision::product_dtype;
+
 /// Host-side plan of one projection: the distinct rows that predict something, which of them each
-/// occurrence reads, and the split into chunks whose `[rows, vocab]` logits are alive together.
+/// occurrence reads, how many `[rows, vocab]` logits are alive together, and the dtype of the
+/// products.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LmHeadPlan {
-    /// Distinct rows, ascending.
-    rows: Vec<u32>,
-    /// For each occurrence the index into `rows`, ascending.
+    /// Distinct rows, ascending, out of those of the hidden states.
+    gather: GatherPlan,
+    /// For each occurrence the index into the distinct rows, ascending.
     slots: Vec<u32>,
-    /// Number of rows of the hidden states.
-    hidden_rows: usize,
-    chunks: Vec<LmHeadChunk>,
+    chunk_rows: Option<usize>,
+    product: Option<FloatDType>,
+    #[cfg(feature = "cubecl-backend")]
+    pub(super) device_starts: super::kernel::StartsCache,
 }
 
 /// One chunk: `slots` is a range of [`LmHeadPlan::rows`], `occurrences` the occurrences that read
@@ -25,22 +32,17 @@ pub(crate) struct LmHeadChunk {
 
 impl LmHeadPlan {
     /// Plans the projection of the rows of `occurrence_rows` (ascending, each below
-    /// `hidden_rows`), at most `chunk_rows` distinct rows at a time.
+    /// `hidden_rows`), at most `chunk_rows` distinct rows at a time, or as many as suit the
+    /// backend; products in dtype `product`, or in the wider one of the factors'.
     pub(crate) fn new(
         occurrence_rows: &[u32],
         hidden_rows: usize,
-        chunk_rows: usize,
+        chunk_rows: Option<usize>,
+        product: Option<FloatDType>,
     ) -> Result<Self, LmHeadError> {
         let mut rows: Vec<u32> = Vec::new();
         let mut slots = Vec::with_capacity(occurrence_rows.len());
         for (occurrence, &row) in occurrence_rows.iter().enumerate() {
-            if row as usize >= hidden_rows {
-                return Err(LmHeadError::RowOutOfRange {
-                    occurrence,
-                    row,
-                    hidden_rows,
-                });
-            }
             match rows.last() {
                 Some(&last) if last == row => {}
                 Some(&last) if last > row => {
@@ -54,30 +56,25 @@ impl LmHeadPlan {
             }
             slots.push(rows.len() as u32 - 1);
         }
-        let mut chunks = Vec::new();
-        let mut next = 0;
-        for start in (0..rows.len()).step_by(chunk_rows.max(1)) {
-            let end = (start + chunk_rows.max(1)).min(rows.len());
-            let first = next;
-            while next < slots.len() && (slots[next] as usize) < end {
-                next += 1;
-            }
-            chunks.push(LmHeadChunk {
-                slots: start..end,
-                occurrences: first..next,
-            });
-        }
+        let gather =
+            GatherPlan::new(rows, hidden_rows).map_err(|error| LmHeadError::RowOutOfRange {
+                occurrence: slots.partition_point(|&slot| (slot as usize) < error.position),
+                row: error.index,
+                hidden_rows,
+            })?;
         Ok(Self {
-            rows,
+            gather,
             slots,
-            hidden_rows,
-            chunks,
+            chunk_rows,
+            product,
+            #[cfg(feature = "cubecl-backend")]
+            device_starts: Default::default(),
         })
     }
 
     /// Number of distinct rows that are projected.
     pub fn projected_rows(&self) -> usize {
-        self.rows.len()
+        self.rows().len()
     }
 
     /// Number of occurrences.
@@ -85,25 +82,58 @@ impl LmHeadPlan {
         self.slots.len()
     }
 
+    /// The gather of the distinct rows out of the hidden states.
+    pub(crate) fn gather(&self) -> &GatherPlan {
+        &self.gather
+    }
+
     pub(crate) fn rows(&self) -> &[u32] {
-        &self.rows
+        self.gather.indices()
     }
 
     pub(crate) fn slots(&self) -> &[u32] {
         &self.slots
     }
 
-    pub(crate) fn chunks(&self) -> &[LmHeadChunk] {
-        &self.chunks
+    /// Distinct rows at a time, if the caller has chosen.
+    pub(crate) fn chunk_rows(&self) -> Option<usize> {
+        self.chunk_rows
     }
 
-    /// For each row of the hidden states its index in `rows`, or `rows.len()` if not projected.
-    pub(crate) fn slot_of_row(&self) -> Vec<u32> {
-        let mut slot_of_row = vec![self.rows.len() as u32; self.hidden_rows];
-        for (slot, &row) in self.rows.iter().enumerate() {
-            slot_of_row[row as usize] = slot as u32;
+    /// The dtype in which states and head are multiplied.
+    pub(crate) fn product_dtype(&self, hidden: DType, head: DType) -> FloatDType {
+        self.product.unwrap_or_else(|| product_dtype(hidden, head))
+    }
+
+    /// Chunks of the number of rows that the caller has chosen, or else of `rows`.
+    pub(crate) fn chunks(&self, rows: usize) -> Vec<LmHeadChunk> {
+        let rows = self.chunk_rows.unwrap_or(rows);
+        let mut next = 0;
+        (0..self.projected_rows())
+            .step_by(rows)
+            .map(|start| {
+                let end = (start + rows).min(self.projected_rows());
+                let first = next;
+                next = self.slots.partition_point(|&slot| (slot as usize) < end);
+                LmHeadChunk {
+                    slots: start..end,
+                    occurrences: first..next,
+                }
+            })
+            .collect()
+    }
+
+    /// For each distinct row the first of its occurrences, and their number at the end.
+    #[cfg(feature = "cubecl-backend")]
+    pub(super) fn occurrence_starts(&self) -> Vec<u32> {
+        let mut starts = vec![0; self.projected_rows() + 1];
+        for &slot in &self.slots {
+            starts[slot as usize + 1] += 1;
         }
-        slot_of_row
+        for slot in 1..starts.len() {
+            starts[slot] += starts[slot - 1];
+        }
+        starts
     }
 }
 

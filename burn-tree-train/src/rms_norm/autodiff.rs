@@ -9,7 +9,7 @@ use burn_autodiff::{
 };
 
 use crate::TreeTrainOps;
-use crate::primitive::Tracked;
+use crate::primitive::{Tracked, backward};
 
 #[derive(Debug)]
 struct RmsNormBackward;
@@ -23,18 +23,11 @@ impl<B: TreeTrainOps> Backward<B, 2> for RmsNormBackward {
         grads: &mut Gradients,
         checkpointer: &mut Checkpointer,
     ) {
-        let [node_x, node_weight] = ops.parents;
-        let grad = grads.consume::<B>(&ops.node);
-        let (x, weight, inverse_rms) = ops.state;
-        let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
-        let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
-        let (grad_x, grad_weight) = B::rms_norm_backward(x, weight, inverse_rms, grad);
-        if let Some(node) = node_x {
-            grads.register::<B>(node.id, grad_x);
-        }
-        if let Some(node) = node_weight {
-            grads.register::<B>(node.id, grad_weight);
-        }
+        backward::<B, _, 2>(ops, grads, |grad, (x, weight, inverse_rms)| {
+            let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+            let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
+            B::rms_norm_backward(x, weight, inverse_rms, grad).into()
+        });
     }
 }
 

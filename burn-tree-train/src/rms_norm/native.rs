@@ -1,6 +1,6 @@
 //! Implementation for CPU tensors in memory: one pass over each row.
 
-use burn_tree_attn::vector::{dot, vectorised};
+use burn_tree_attn::vector::{dot, vectorised_fn};
 use rayon::prelude::*;
 
 use crate::native::Number;
@@ -17,19 +17,7 @@ pub(crate) fn forward<T: Number>(x: &[T], weight: &[T], epsilon: f64) -> (Vec<T>
     y.par_chunks_mut(block * size)
         .zip(x.par_chunks(block * size))
         .zip(inverse_rms.par_chunks_mut(block))
-        .for_each(|((y, x), inverse_rms)| {
-            vectorised(|| {
-                let rows = y.chunks_exact_mut(size).zip(x.chunks_exact(size));
-                for ((y, x), inverse_rms) in rows.zip(inverse_rms) {
-                    let mean_square = dot(x, x).to_f64() / size as f64;
-                    let factor = T::from_f64(1.0 / (mean_square + epsilon).sqrt());
-                    *inverse_rms = factor;
-                    for ((y, &x), &weight) in y.iter_mut().zip(x).zip(weight) {
-                        *y = x * factor * weight;
-                    }
-                }
-            });
-        });
+        .for_each(|((y, x), inverse_rms)| forward_rows(y, inverse_rms, x, weight, epsilon));
     (y, inverse_rms)
 }
 
@@ -43,7 +31,6 @@ pub(crate) fn backward<T: Number>(
 ) -> (Vec<T>, Vec<T>) {
     let size = weight.len();
     let block = (BLOCK / size).max(1);
-    let scale = T::from_f64(1.0 / size as f64);
     let mut grad_x = vec![T::ZERO; x.len()];
     let parts: Vec<Vec<T>> = grad_x
         .par_chunks_mut(block * size)
@@ -52,22 +39,7 @@ pub(crate) fn backward<T: Number>(
         .zip(inverse_rms.par_chunks(block))
         .map(|(((grad_x, x), grad), inverse_rms)| {
             let mut grad_weight = vec![T::ZERO; size];
-            let mut grad_normed = vec![T::ZERO; size];
-            vectorised(|| {
-                let rows = grad_x.chunks_exact_mut(size).zip(x.chunks_exact(size));
-                for (((grad_x, x), grad), &factor) in
-                    rows.zip(grad.chunks_exact(size)).zip(inverse_rms)
-                {
-                    for i in 0..size {
-                        grad_normed[i] = grad[i] * weight[i];
-                        grad_weight[i] += grad[i] * x[i] * factor;
-                    }
-                    let mean = dot(&grad_normed, x) * factor * scale;
-                    for i in 0..size {
-                        grad_x[i] = factor * (grad_normed[i] - x[i] * factor * mean);
-                    }
-                }
-            });
+            backward_rows(grad_x, &mut grad_weight, x, weight, inverse_rms, grad);
             grad_weight
         })
         .collect();
@@ -78,4 +50,52 @@ pub(crate) fn backward<T: Number>(
         }
     }
     (grad_x, grad_weight)
+}
+
+vectorised_fn! {
+    fn forward_rows<T: Number>(
+        y: &mut [T],
+        inverse_rms: &mut [T],
+        x: &[T],
+        weight: &[T],
+        epsilon: f64,
+    ) {
+        let size = weight.len();
+        let rows = y.chunks_exact_mut(size).zip(x.chunks_exact(size));
+        for ((y, x), inverse_rms) in rows.zip(inverse_rms) {
+            let mean_square = dot(x, x).to_f64() / size as f64;
+            let factor = T::from_f64(1.0 / (mean_square + epsilon).sqrt());
+            *inverse_rms = factor;
+            for ((y, &x), &weight) in y.iter_mut().zip(x).zip(weight) {
+                *y = x * factor * weight;
+            }
+        }
+    }
+}
+
+vectorised_fn! {
+    /// Adds to the gradient of the weight.
+    fn backward_rows<T: Number>(
+        grad_x: &mut [T],
+        grad_weight: &mut [T],
+        x: &[T],
+        weight: &[T],
+        inverse_rms: &[T],
+        grad: &[T],
+    ) {
+        let size = weight.len();
+        let scale = T::from_f64(1.0 / size as f64);
+        let mut grad_normed = vec![T::ZERO; size];
+        let rows = grad_x.chunks_exact_mut(size).zip(x.chunks_exact(size));
+        for (((grad_x, x), grad), &factor) in rows.zip(grad.chunks_exact(size)).zip(inverse_rms) {
+            for i in 0..size {
+                grad_normed[i] = grad[i] * weight[i];
+                grad_weight[i] += grad[i] * x[i] * factor;
+            }
+            let mean = dot(&grad_normed, x) * factor * scale;
+            for i in 0..size {
+                grad_x[i] = factor * (grad_normed[i] - x[i] * factor * mean);
+            }
+        }
+    }
 }

@@ -9,7 +9,7 @@ use burn_autodiff::{
 };
 
 use crate::TreeTrainOps;
-use crate::primitive::Tracked;
+use crate::primitive::{Tracked, backward};
 
 #[derive(Debug)]
 struct SwigluBackward;
@@ -23,17 +23,11 @@ impl<B: TreeTrainOps> Backward<B, 2> for SwigluBackward {
         grads: &mut Gradients,
         checkpointer: &mut Checkpointer,
     ) {
-        let [node_gate, node_up] = ops.parents;
-        let grad = grads.consume::<B>(&ops.node);
-        let gate = checkpointer.retrieve_node_output::<FloatTensor<B>>(ops.state.0);
-        let up = checkpointer.retrieve_node_output::<FloatTensor<B>>(ops.state.1);
-        let (grad_gate, grad_up) = B::swiglu_backward(gate, up, grad);
-        if let Some(node) = node_gate {
-            grads.register::<B>(node.id, grad_gate);
-        }
-        if let Some(node) = node_up {
-            grads.register::<B>(node.id, grad_up);
-        }
+        backward::<B, _, 2>(ops, grads, |grad, (gate, up)| {
+            let gate = checkpointer.retrieve_node_output::<FloatTensor<B>>(gate);
+            let up = checkpointer.retrieve_node_output::<FloatTensor<B>>(up);
+            B::swiglu_backward(gate, up, grad).into()
+        });
     }
 }
 

@@ -2,6 +2,8 @@
 
 mod autodiff;
 pub(crate) mod generic;
+#[cfg(feature = "cubecl-backend")]
+pub(crate) mod kernel;
 #[cfg(feature = "flex")]
 pub(crate) mod native;
 pub mod reference;

@@ -1,6 +1,6 @@
 //! Implementation for CPU tensors in memory: one pass, vectorised.
 
-use burn_tree_attn::vector::vectorised;
+use burn_tree_attn::vector::vectorised_fn;
 use rayon::prelude::*;
 
 use crate::native::Number;
@@ -19,13 +19,7 @@ pub(crate) fn forward<T: Number>(gate: &[T], up: &[T]) -> Vec<T> {
     y.par_chunks_mut(BLOCK)
         .zip(gate.par_chunks(BLOCK))
         .zip(up.par_chunks(BLOCK))
-        .for_each(|((y, gate), up)| {
-            vectorised(|| {
-                for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
-                    *y = gate * sigmoid(gate) * up;
-                }
-            });
-        });
+        .for_each(|((y, gate), up)| forward_block(y, gate, up));
     y
 }
 
@@ -40,14 +34,34 @@ pub(crate) fn backward<T: Number>(gate: &[T], up: &[T], grad: &[T]) -> (Vec<T>, 
         .zip(up.par_chunks(BLOCK))
         .zip(grad.par_chunks(BLOCK))
         .for_each(|((((grad_gate, grad_up), gate), up), grad)| {
-            vectorised(|| {
-                for i in 0..grad.len() {
-                    let sigmoid = sigmoid(gate[i]);
-                    let silu = gate[i] * sigmoid;
-                    grad_up[i] = grad[i] * silu;
-                    grad_gate[i] = grad[i] * up[i] * (sigmoid + silu * (T::ONE - sigmoid));
-                }
-            });
+            backward_block(grad_gate, grad_up, gate, up, grad);
         });
     (grad_gate, grad_up)
+}
+
+vectorised_fn! {
+    fn forward_block<T: Number>(y: &mut [T], gate: &[T], up: &[T]) {
+        for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
+            *y = gate * sigmoid(gate) * up;
+        }
+    }
+}
+
+vectorised_fn! {
+    fn backward_block<T: Number>(
+        grad_gate: &mut [T],
+        grad_up: &mut [T],
+        gate: &[T],
+        up: &[T],
+        grad: &[T],
+    ) {
+        let inputs = gate.iter().zip(up).zip(grad);
+        let outputs = grad_gate.iter_mut().zip(grad_up);
+        for (((&gate, &up), &grad), (grad_gate, grad_up)) in inputs.zip(outputs) {
+            let sigmoid = sigmoid(gate);
+            let silu = gate * sigmoid;
+            *grad_up = grad * silu;
+            *grad_gate = grad * up * (sigmoid + silu * (T::ONE - sigmoid));
+        }
+    }
 }

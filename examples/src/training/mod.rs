@@ -5,7 +5,6 @@ pub mod checkpoint;
 pub mod clip;
 pub mod cost;
 pub mod data;
-pub mod device;
 pub mod gemm;
 pub mod memory;
 pub mod metrics;
@@ -17,3 +16,5 @@ pub mod report;
 pub mod schedule;
 pub mod selection;
 pub mod vocabulary;
+
+pub use tree_training_devices as device;

@@ -76,7 +76,7 @@ pub fn log_probs(model: &Qwen3, batch: &TreeBatch) -> Tensor<1> {
     let hidden = model.hidden_states(batch.tokens.clone(), &BlockContext::new(batch));
     let options = LmHeadOptions {
         chunk_rows: Some(50),
-        entropy: false,
+        ..LmHeadOptions::default()
     };
     token_log_probs(hidden, model.head_weight(), &batch.occurrences, options).log_probs
 }

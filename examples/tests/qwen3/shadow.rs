@@ -1,14 +1,27 @@
-//! bf16 computation with f32 master weights.
+//! bf16 computation with f32 master weights, on the device named by `BURN_DEVICE`; in f16 where
+//! that one has no bf16.
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::optim::GradientsParams;
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_tree_train::{sft_loss, shadow, widen_gradients};
+use tree_training_devices::device_from_environment;
 use tree_training_examples::lora::LoraSettings;
 use tree_training_examples::qwen3::Qwen3;
 
 use crate::reference::log_probs;
 use crate::{floats, load, trajectories, tree_batch};
+
+fn device() -> Device {
+    device_from_environment().autodiff()
+}
+
+fn narrow() -> FloatDType {
+    match device().supports_dtype(DType::BF16) {
+        true => FloatDType::BF16,
+        false => FloatDType::F16,
+    }
+}
 
 /// Gradients by parameter, and the dtype of each.
 fn gradients(model: &Qwen3, parameters_of: &Qwen3, device: &Device) -> Vec<(DType, Vec<f64>)> {
@@ -34,13 +47,13 @@ fn gradients(model: &Qwen3, parameters_of: &Qwen3, device: &Device) -> Vec<(DTyp
 /// that the cosine of the whole gradients differs from 1 by their relative error squared.
 #[test]
 fn gradients_of_a_bf16_shadow_belong_to_the_master() {
-    let device = Device::flex().autodiff();
+    let device = device();
     let master = load("qwen3_dense", FloatDType::F32, &device);
     let exact = gradients(&master, &master, &device);
-    let copy = shadow(&master, FloatDType::BF16, Qwen3::stays_wide);
+    let copy = shadow(&master, narrow(), Qwen3::stays_wide);
     assert_eq!(
         copy.layers[0].self_attn.q_proj.weight.val().dtype(),
-        DType::BF16
+        DType::from(narrow())
     );
     assert_eq!(
         copy.layers[0].self_attn.q_norm.weight.val().dtype(),
@@ -61,12 +74,38 @@ fn gradients_of_a_bf16_shadow_belong_to_the_master() {
     assert!(cosine > 0.999 && cosine < 1.0, "{cosine}");
 }
 
+/// AdamW moves the f32 master by gradients of its shadow as it does by its own: in its first step
+/// by the learning rate in the direction of each gradient's sign.
+#[test]
+fn the_optimizer_updates_the_master() {
+    let device = device();
+    let master = load("qwen3_dense", FloatDType::F32, &device);
+    let update = |worker: &Qwen3| {
+        let batch = tree_batch(&trajectories(), FloatDType::F32, &device);
+        let loss = sft_loss(log_probs(worker, &batch), &batch.occurrences);
+        let gradients = GradientsParams::from_grads(loss.backward(), worker);
+        let gradients = widen_gradients(gradients, worker);
+        let mut optimizer = AdamWConfig::new().with_weight_decay(0.0).init();
+        let updated = optimizer.step(1e-3, master.clone(), gradients);
+        let [weight, old] =
+            [&updated, &master].map(|model| model.layers[0].self_attn.o_proj.weight.val());
+        assert_eq!(weight.dtype(), DType::F32);
+        floats((weight - old).inner().into_data())
+    };
+    let exact = update(&master);
+    let rounded = update(&shadow(&master, narrow(), Qwen3::stays_wide));
+    assert!(exact.iter().all(|change| change.abs() < 1.001e-3));
+    let same = exact.iter().zip(&rounded).filter(|(a, b)| *a * *b > 0.0);
+    // Gradients that are about zero may change their sign.
+    assert!(same.count() as f64 > 0.9 * exact.len() as f64);
+}
+
 /// One shadow serves several passes of a step.
 #[test]
 fn two_passes_through_one_shadow() {
-    let device = Device::flex().autodiff();
+    let device = device();
     let master = load("qwen3_moe", FloatDType::F32, &device);
-    let copy = shadow(&master, FloatDType::BF16, Qwen3::stays_wide);
+    let copy = shadow(&master, narrow(), Qwen3::stays_wide);
     let batch = tree_batch(&trajectories(), FloatDType::F32, &device);
     let losses = [(); 2].map(|()| sft_loss(log_probs(&copy, &batch), &batch.occurrences));
     let counts = losses.map(|loss| GradientsParams::from_grads(loss.backward(), &copy).len());
@@ -76,10 +115,10 @@ fn two_passes_through_one_shadow() {
 
 #[test]
 fn frozen_parameters_stay_frozen() {
-    let device = Device::flex().autodiff();
+    let device = device();
     let master = load("qwen3_dense", FloatDType::F32, &device);
     let master = LoraSettings::new(2, 4.0).apply(master).unwrap();
-    let copy = shadow(&master, FloatDType::BF16, Qwen3::stays_wide);
+    let copy = shadow(&master, narrow(), Qwen3::stays_wide);
     // Two factors on 7 projections of 3 blocks.
     assert_eq!(gradients(&copy, &master, &device).len(), 42);
 }

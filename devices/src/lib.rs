@@ -1,6 +1,10 @@
-//! Devices by name. Which names exist depends on the backends the program was built with.
+//! Devices by name, for the programs and the tests. Which names exist depends on the backends that
+//! were built in, each by its feature.
 
-use burn::tensor::Device;
+// Burn keeps the NdArray and LibTorch constructors until 0.23.
+#![cfg_attr(any(feature = "tch", feature = "ndarray"), allow(deprecated))]
+
+use burn::tensor::{DType, Device};
 use thiserror::Error;
 
 /// A device that cannot be used.
@@ -8,8 +12,8 @@ use thiserror::Error;
 pub enum DeviceError {
     /// No backend of this name is built in.
     #[error(
-        "device {name:?}: this program was built with {}; others come with a feature of the same \
-         name (cargo run --features ...)",
+        "device {name:?}: built in are {}; others come with the Cargo feature of the same name, \
+         libtorch and libtorch-cuda with tch",
         built_in().join(", ")
     )]
     Unknown {
@@ -30,6 +34,44 @@ pub enum DeviceError {
         /// Its backend.
         name: String,
     },
+}
+
+/// Name of the environment variable that chooses the device of tests and benchmarks.
+pub const DEVICE_VARIABLE: &str = "BURN_DEVICE";
+
+/// The name in `BURN_DEVICE`, or `flex`.
+pub fn name_from_environment() -> String {
+    std::env::var(DEVICE_VARIABLE).unwrap_or_else(|_| "flex".to_owned())
+}
+
+/// The device named by `BURN_DEVICE` (Flex if it is not set), without autodiff.
+///
+/// # Panics
+/// If there is none of that name: tests must not run elsewhere unnoticed.
+pub fn device_from_environment() -> Device {
+    device_by_name(&name_from_environment())
+        .unwrap_or_else(|error| panic!("{DEVICE_VARIABLE}: {error}"))
+}
+
+/// Whether that device computes in `dtype`. In f64, runtimes that compile to WGSL do not, though
+/// they store it: WGSL has no exponential of it, and what Burn gets instead is wrong.
+pub fn computes_in(dtype: DType) -> bool {
+    let is_wgsl = ["wgpu", "vulkan", "metal"].contains(&backend_from_environment().as_str());
+    device_from_environment().supports_dtype(dtype) && !(is_wgsl && dtype == DType::F64)
+}
+
+/// Whether that device belongs to a CubeCL runtime.
+pub fn is_cubecl() -> bool {
+    !["flex", "ndarray", "libtorch", "libtorch-cuda"].contains(&backend_from_environment().as_str())
+}
+
+/// The name in `BURN_DEVICE` without an index.
+fn backend_from_environment() -> String {
+    let name = name_from_environment();
+    match name.split_once(':') {
+        Some((backend, _)) => backend.to_owned(),
+        None => name,
+    }
 }
 
 /// Names of the backends that are built in.
@@ -56,7 +98,6 @@ pub fn built_in() -> Vec<&'static str> {
 ///
 /// # Errors
 /// [`DeviceError`] if no such backend is built in, or the index is not one.
-#[allow(deprecated)] // Burn keeps the NdArray and LibTorch constructors until 0.23.
 pub fn device_by_name(device: &str) -> Result<Device, DeviceError> {
     let (name, index) = match device.split_once(':') {
         None => (device, None),

@@ -1,0 +1,143 @@
+//! CubeCL runtimes: kernels for f32, f16 and bf16; other dtypes, and the grouped product, take the
+//! bodies from primitives.
+
+use std::sync::Arc;
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn_cubecl::CubeBackend;
+
+use crate::cube::{announce, has_kernels};
+use crate::gather_rows::{self, GatherPlan};
+use crate::lm_head::{self, LmHeadPlan};
+use crate::{TreeTrainOps, rms_norm, swiglu};
+
+/// Runs the kernel if there is one for these arguments, or else the body from primitives.
+macro_rules! kernel_if {
+    ($has_kernel:expr, $op:literal, $module:ident :: $function:ident ($($kernel:expr),*), generic($($generic:expr),*)) => {
+        if $has_kernel {
+            announce($op, "kernel");
+            $module::kernel::$function($($kernel),*)
+        } else {
+            announce($op, "primitives");
+            $module::generic::$function::<Self>($($generic),*)
+        }
+    };
+}
+
+impl TreeTrainOps for CubeBackend {
+    fn lm_head_log_probs(
+        hidden: FloatTensor<Self>,
+        head_weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        plan: Arc<LmHeadPlan>,
+        entropy: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        kernel_if!(
+            lm_head::kernel::supports(&hidden, &head_weight, &plan),
+            "lm_head_log_probs",
+            lm_head::forward(hidden, head_weight, targets, &plan, entropy),
+            generic(hidden, head_weight, targets, &plan, entropy)
+        )
+    }
+
+    fn lm_head_log_probs_backward(
+        hidden: FloatTensor<Self>,
+        head_weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        log_sum_exp: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        plan: Arc<LmHeadPlan>,
+        head_gradient: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        kernel_if!(
+            lm_head::kernel::supports(&hidden, &head_weight, &plan),
+            "lm_head_log_probs_backward",
+            lm_head::backward(
+                hidden,
+                head_weight,
+                targets,
+                log_sum_exp,
+                grad,
+                &plan,
+                head_gradient
+            ),
+            generic(
+                hidden,
+                head_weight,
+                targets,
+                log_sum_exp,
+                grad,
+                &plan,
+                head_gradient
+            )
+        )
+    }
+
+    fn gather_rows(x: FloatTensor<Self>, plan: Arc<GatherPlan>) -> FloatTensor<Self> {
+        kernel_if!(
+            has_kernels(&[&x]),
+            "gather_rows",
+            gather_rows::forward(x, &plan),
+            generic(x, &plan)
+        )
+    }
+
+    fn gather_rows_backward(grad: FloatTensor<Self>, plan: Arc<GatherPlan>) -> FloatTensor<Self> {
+        let dtype = grad.dtype;
+        kernel_if!(
+            has_kernels(&[&grad]),
+            "gather_rows_backward",
+            gather_rows::backward(grad, &plan, dtype),
+            generic(grad, &plan)
+        )
+    }
+
+    fn rms_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        kernel_if!(
+            has_kernels(&[&x, &weight]) && rms_norm::kernel::fits(&x, &weight),
+            "rms_norm",
+            rms_norm::forward(x, weight, epsilon),
+            generic(x, weight, epsilon)
+        )
+    }
+
+    fn rms_norm_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        inverse_rms: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        kernel_if!(
+            has_kernels(&[&x, &weight, &grad]) && rms_norm::kernel::fits(&x, &weight),
+            "rms_norm_backward",
+            rms_norm::backward(x, weight, inverse_rms, grad),
+            generic(x, weight, inverse_rms, grad)
+        )
+    }
+
+    fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        kernel_if!(
+            has_kernels(&[&gate, &up]),
+            "swiglu",
+            swiglu::forward(gate, up),
+            generic(gate, up)
+        )
+    }
+
+    fn swiglu_backward(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        kernel_if!(
+            has_kernels(&[&gate, &up, &grad]),
+            "swiglu_backward",
+            swiglu::backward(gate, up, grad),
+            generic(gate, up, grad)
+        )
+    }
+}

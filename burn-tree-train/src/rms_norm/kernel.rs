@@ -1,0 +1,365 @@
+//! Kernels: a group of units per row, which keep their part of it in registers. The gradient of
+//! the weight is summed by each cube over a block of rows, then over the blocks.
+
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::ir::{ElemType, VectorSize};
+use cubecl::prelude::*;
+
+use crate::cube::{
+    RowGroups, address_type, contiguous, cubes, elem, empty, plane_width, row_sum, units_per_cube,
+    vector_size,
+};
+
+/// Numbers of a row that a unit should hold, at most.
+const NUMBERS_PER_UNIT: usize = 32;
+
+/// Vectors of a row that a unit may hold: wider rows have no kernel.
+const MAX_LOADS: usize = 32;
+
+/// Blocks of rows over which the gradient of the weight is summed first. Fixed, so that the order
+/// of the sum is.
+const BLOCKS: usize = 512;
+
+/// How rows of one width are spread over units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct RowLayout {
+    groups: RowGroups,
+    /// Vectors per unit.
+    loads: u32,
+    /// Whether the units hold exactly one row.
+    exact: bool,
+}
+
+impl RowLayout {
+    /// A layout for rows of `width` vectors.
+    fn new(client: &Client, width: usize, vector: VectorSize) -> Option<Self> {
+        let units = units_per_cube(client);
+        let plane = plane_width(client).min(units);
+        // A plane sums without barriers.
+        let by_size = (width * vector)
+            .div_ceil(NUMBERS_PER_UNIT)
+            .next_power_of_two();
+        let lanes = by_size
+            .max(plane as usize)
+            .min(width.next_power_of_two())
+            .min(units as usize);
+        let loads = width.div_ceil(lanes);
+        (loads <= MAX_LOADS).then_some(Self {
+            groups: RowGroups {
+                units,
+                lanes: lanes as u32,
+                plane,
+            },
+            loads: loads as u32,
+            exact: loads * lanes == width,
+        })
+    }
+}
+
+/// Whether rows of `width` numbers are narrow enough for these kernels.
+pub(crate) fn fits(x: &CubeTensor, weight: &CubeTensor) -> bool {
+    let width = x.meta.shape()[1];
+    let vector = vector_size(&x.client, &[x.dtype, weight.dtype], width);
+    RowLayout::new(&x.client, width / vector, vector).is_some()
+}
+
+/// The unit's vectors of row `row`, as they are stored; zeros where it has none.
+#[cube]
+fn load_row<F: Float, N: Size>(
+    values: &[Vector<F, N>],
+    row: usize,
+    in_bounds: bool,
+    width: usize,
+    #[comptime] layout: RowLayout,
+) -> Array<Vector<F, N>> {
+    let lanes = comptime!(layout.groups.lanes as usize);
+    let lane = UNIT_POS as usize % lanes;
+    let mut loaded = Array::<Vector<F, N>>::new(comptime!(layout.loads as usize));
+    #[unroll]
+    for load in 0..comptime!(layout.loads as usize) {
+        let column = lane + load * lanes;
+        let mut value = Vector::<F, N>::cast_from(0.0f32);
+        if in_bounds && (layout.exact || column < width) {
+            value = values[row * width + column];
+        }
+        loaded[load] = value;
+    }
+    loaded
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn forward_kernel<F: Float, W: Float, N: Size>(
+    x: &[Vector<F, N>],
+    weight: &[Vector<W, N>],
+    y: &mut [Vector<F, N>],
+    inverse_rms: &mut [f32],
+    rows: usize,
+    width: usize,
+    epsilon: f32,
+    #[comptime] layout: RowLayout,
+    #[define(F, W)] _dtypes: [ElemType; 2],
+) {
+    let lanes = comptime!(layout.groups.lanes as usize);
+    let lane = UNIT_POS as usize % lanes;
+    let row = CUBE_POS * comptime!(layout.groups.groups()) + UNIT_POS as usize / lanes;
+    let in_bounds = row < rows;
+
+    let values = load_row::<F, N>(x, row, in_bounds, width, layout);
+    let mut squares = Vector::<f32, N>::zeroed();
+    #[unroll]
+    for load in 0..comptime!(layout.loads as usize) {
+        let value = Vector::<f32, N>::cast_from(values[load]);
+        squares += value * value;
+    }
+    let sum = row_sum(squares.vector_sum(), layout.groups);
+    let mean = sum / f32::cast_from(width * N::value());
+    let factor = 1.0f32 / (mean + epsilon).sqrt();
+
+    if in_bounds {
+        #[unroll]
+        for load in 0..comptime!(layout.loads as usize) {
+            let column = lane + load * lanes;
+            if layout.exact || column < width {
+                let value = Vector::<f32, N>::cast_from(values[load]);
+                let normed = Vector::<F, N>::cast_from(value * Vector::new(factor));
+                let weight = Vector::<f32, N>::cast_from(weight[column]);
+                y[row * width + column] =
+                    Vector::cast_from(Vector::<f32, N>::cast_from(normed) * weight);
+            }
+        }
+        if lane == 0 {
+            inverse_rms[row] = factor;
+        }
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn backward_kernel<F: Float, W: Float, N: Size>(
+    x: &[Vector<F, N>],
+    weight: &[Vector<W, N>],
+    inverse_rms: &[f32],
+    grad: &[Vector<F, N>],
+    grad_x: &mut [Vector<F, N>],
+    grad_weight: &mut [Vector<f32, N>],
+    rows: usize,
+    width: usize,
+    rows_per_block: usize,
+    #[comptime] layout: RowLayout,
+    #[define(F, W)] _dtypes: [ElemType; 2],
+) {
+    let groups = comptime!(layout.groups.groups());
+    let lanes = comptime!(layout.groups.lanes as usize);
+    let loads = comptime!(layout.loads as usize);
+    let lane = UNIT_POS as usize % lanes;
+    let group = UNIT_POS as usize / lanes;
+    let first = CUBE_POS * rows_per_block;
+    if first >= rows {
+        terminate!();
+    }
+
+    let mut weight_sums = Array::<Vector<f32, N>>::new(loads);
+    #[unroll]
+    for load in 0..loads {
+        weight_sums[load] = Vector::zeroed();
+    }
+    for step in 0..rows_per_block / groups {
+        let row = first + step * groups + group;
+        let in_bounds = row < rows;
+        let mut factor = 0.0f32;
+        if in_bounds {
+            factor = inverse_rms[row];
+        }
+        let values = load_row::<F, N>(x, row, in_bounds, width, layout);
+        let grads = load_row::<F, N>(grad, row, in_bounds, width, layout);
+        let mut products = Vector::<f32, N>::zeroed();
+        #[unroll]
+        for load in 0..loads {
+            let column = lane + load * lanes;
+            let normed = Vector::<f32, N>::cast_from(values[load]) * Vector::new(factor);
+            let grad = Vector::<f32, N>::cast_from(grads[load]);
+            weight_sums[load] += grad * normed;
+            if layout.exact || column < width {
+                products += grad * Vector::cast_from(weight[column]) * normed;
+            }
+        }
+        let sum = row_sum(products.vector_sum(), layout.groups);
+        let mean = Vector::<f32, N>::new(sum / f32::cast_from(width * N::value()));
+        if in_bounds {
+            // n = x r, r = rsqrt(mean x^2 + eps): dx = r (dn - n mean(dn n)).
+            #[unroll]
+            for load in 0..loads {
+                let column = lane + load * lanes;
+                if layout.exact || column < width {
+                    let normed = Vector::<f32, N>::cast_from(values[load]) * Vector::new(factor);
+                    let grad = Vector::<f32, N>::cast_from(grads[load]);
+                    let grad_normed = grad * Vector::cast_from(weight[column]);
+                    grad_x[row * width + column] =
+                        Vector::cast_from((grad_normed - normed * mean) * Vector::new(factor));
+                }
+            }
+        }
+    }
+
+    // The groups' sums, one after another.
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(layout.groups.units as usize));
+    #[unroll]
+    for load in 0..loads {
+        let column = lane + load * lanes;
+        shared[UNIT_POS as usize] = weight_sums[load];
+        sync_cube();
+        if group == 0 && (layout.exact || column < width) {
+            let mut sum = shared[lane];
+            for other in 1..groups {
+                sum += shared[other * lanes + lane];
+            }
+            grad_weight[CUBE_POS * width + column] = sum;
+        }
+        sync_cube();
+    }
+}
+
+/// Units of a row of a cube of [`column_sum_kernel`].
+const COLUMN_LANES: u32 = 8;
+
+/// `sums[c]` = sum of `values[.., c]`: the units above one another sum every so many rows each,
+/// the first of them their sums.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn column_sum_kernel<O: Float, N: Size>(
+    values: &[Vector<f32, N>],
+    sums: &mut [Vector<O, N>],
+    rows: usize,
+    width: usize,
+    #[comptime] units: u32,
+    #[comptime] lanes: u32,
+    #[define(O)] _dtype: ElemType,
+) {
+    let column = CUBE_POS * comptime!(lanes as usize) + (UNIT_POS % lanes) as usize;
+    let above = comptime!((units / lanes) as usize);
+    let own = (UNIT_POS / lanes) as usize;
+    let mut sum = Vector::<f32, N>::zeroed();
+    if column < width {
+        for step in 0..rows.div_ceil(above) {
+            let row = step * above + own;
+            if row < rows {
+                sum += values[row * width + column];
+            }
+        }
+    }
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(units as usize));
+    shared[UNIT_POS as usize] = sum;
+    sync_cube();
+    if own == 0 && column < width {
+        for other in 1..above {
+            sum += shared[other * comptime!(lanes as usize) + UNIT_POS as usize];
+        }
+        sums[column] = Vector::cast_from(sum);
+    }
+}
+
+/// Sum over the rows of `values [R, D]` in f32 -> `[D]`, in a fixed order.
+fn column_sum(values: CubeTensor, dtype: DType) -> CubeTensor {
+    let client = values.client.clone();
+    let [rows, width] = [values.meta.shape()[0], values.meta.shape()[1]];
+    let sums = empty(&values, [width], dtype);
+    let vector = vector_size(&client, &[DType::F32], width);
+    let width = width / vector;
+    let units = units_per_cube(&client);
+    let lanes = COLUMN_LANES.min(units);
+    let (count, dim) = cubes(&client, width.div_ceil(lanes as usize), units);
+    // SAFETY: shapes as read from the tensors.
+    unsafe {
+        column_sum_kernel::launch_unchecked(
+            &client,
+            count,
+            dim,
+            address_type(&[&values]),
+            vector,
+            values.clone().into_buffer_arg(),
+            sums.clone().into_buffer_arg(),
+            rows,
+            width,
+            units,
+            lanes,
+            elem(dtype),
+        );
+    }
+    sums
+}
+
+/// See [`crate::TreeTrainOps::rms_norm`]; arguments for which [`fits`] holds.
+pub(crate) fn forward(x: CubeTensor, weight: CubeTensor, epsilon: f64) -> (CubeTensor, CubeTensor) {
+    let [x, weight] = contiguous([x, weight]);
+    let client = x.client.clone();
+    let [rows, width] = [x.meta.shape()[0], x.meta.shape()[1]];
+    let y = empty(&x, [rows, width], x.dtype);
+    let inverse_rms = empty(&x, [rows, 1], DType::F32);
+    let vector = vector_size(&client, &[x.dtype, weight.dtype], width);
+    let width = width / vector;
+    let layout = RowLayout::new(&client, width, vector).expect("checked by the caller");
+    let groups = layout.groups.groups();
+    let (count, dim) = cubes(&client, rows.div_ceil(groups), layout.groups.units);
+    // SAFETY: shapes as read from the tensors; units without a row store nothing.
+    unsafe {
+        forward_kernel::launch_unchecked(
+            &client,
+            count,
+            dim,
+            address_type(&[&x, &weight]),
+            vector,
+            x.clone().into_buffer_arg(),
+            weight.clone().into_buffer_arg(),
+            y.clone().into_buffer_arg(),
+            inverse_rms.clone().into_buffer_arg(),
+            rows,
+            width,
+            epsilon as f32,
+            layout,
+            [elem(x.dtype), elem(weight.dtype)],
+        );
+    }
+    (y, inverse_rms)
+}
+
+/// See [`crate::TreeTrainOps::rms_norm_backward`]; arguments for which [`fits`] holds.
+pub(crate) fn backward(
+    x: CubeTensor,
+    weight: CubeTensor,
+    inverse_rms: CubeTensor,
+    grad: CubeTensor,
+) -> (CubeTensor, CubeTensor) {
+    let [x, weight, inverse_rms, grad] = contiguous([x, weight, inverse_rms, grad]);
+    let client = x.client.clone();
+    let [rows, width] = [x.meta.shape()[0], x.meta.shape()[1]];
+    let vector = vector_size(&client, &[x.dtype, weight.dtype], width);
+    let layout = RowLayout::new(&client, width / vector, vector).expect("checked by the caller");
+    let groups = layout.groups.groups();
+    let rows_per_block = rows.div_ceil(BLOCKS).next_multiple_of(groups);
+    let blocks = rows.div_ceil(rows_per_block);
+    let grad_x = empty(&x, [rows, width], x.dtype);
+    let grad_weight = empty(&x, [blocks, width], DType::F32);
+    let (count, dim) = cubes(&client, blocks, layout.groups.units);
+    // SAFETY: shapes as read from the tensors; units without a row store nothing.
+    unsafe {
+        backward_kernel::launch_unchecked(
+            &client,
+            count,
+            dim,
+            address_type(&[&x, &weight, &grad_weight]),
+            vector,
+            x.clone().into_buffer_arg(),
+            weight.clone().into_buffer_arg(),
+            inverse_rms.into_buffer_arg(),
+            grad.into_buffer_arg(),
+            grad_x.clone().into_buffer_arg(),
+            grad_weight.clone().into_buffer_arg(),
+            rows,
+            width / vector,
+            rows_per_block,
+            layout,
+            [elem(x.dtype), elem(weight.dtype)],
+        );
+    }
+    (grad_x, column_sum(grad_weight, weight.dtype))
+}
