@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::support::{device, exact, precisions, widest};
+use crate::support::{device, exact, in_each_dtype, rounding, widest};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData, Tolerance};
 use burn_tree_train::lm_head::reference;
 use burn_tree_train::{LmHeadError, LmHeadOptions, sft_loss, token_log_probs, try_token_log_probs};
@@ -122,82 +122,75 @@ fn assert_close(found: &Outcome, expected: &Outcome, values: f64, gradients: f64
 }
 
 /// Rounding of sums of 24 products, of 64 exponentials and of 12 rows.
-#[test]
-fn equals_the_reference() {
-    for (dtype, rounding) in precisions() {
-        if !matches!(dtype, DType::F64 | DType::F32) {
-            continue;
-        }
-        for vocab in VOCABS {
-            let (hidden, head) = inputs(vocab, dtype);
-            let expected = all_at_once(&hidden, &head);
-            for chunk_rows in [Some(1), Some(3), Some(8), Some(100), None] {
-                let options = LmHeadOptions {
-                    chunk_rows,
-                    ..Default::default()
-                };
-                let found = chunked(&hidden, &head, options);
-                assert_close(&found, &expected, 64.0 * rounding, 64.0 * rounding);
-            }
+fn equals_the_reference(dtype: DType) {
+    let tolerance = 64.0 * rounding(dtype);
+    for vocab in VOCABS {
+        let (hidden, head) = inputs(vocab, dtype);
+        let expected = all_at_once(&hidden, &head);
+        for chunk_rows in [Some(1), Some(3), Some(8), Some(100), None] {
+            let options = LmHeadOptions {
+                chunk_rows,
+                ..Default::default()
+            };
+            let found = chunked(&hidden, &head, options);
+            assert_close(&found, &expected, tolerance, tolerance);
         }
     }
 }
+
+in_each_dtype!(equals_the_reference: F64 F32);
 
 /// Products of narrow numbers: states and head are given so, or rounded before the product. The
 /// reference has the same rounded inputs in f64.
-#[test]
-fn narrow_products() {
+fn narrow_products(dtype: DType) {
+    let rounding = rounding(dtype);
     // On CubeCL runtimes logits are f32, elsewhere rounded: of a size up to 8.
-    let wide_logits = tree_training_devices::is_cubecl();
-    for (dtype, rounding) in precisions() {
-        if !matches!(dtype, DType::F16 | DType::BF16) {
-            continue;
-        }
-        let values = if wide_logits { 4e-6 } else { 16.0 * rounding };
-        for vocab in VOCABS {
-            let (hidden, head) = inputs(vocab, dtype);
-            let expected = all_at_once(&hidden, &head);
-            // Gradients are sums of 14 terms of size 1 whose factors are rounded.
-            let gradients = 16.0 * rounding;
-            for chunk_rows in [Some(1), Some(5), None] {
-                let options = LmHeadOptions {
-                    chunk_rows,
-                    ..Default::default()
-                };
-                let found = chunked(&hidden, &head, options);
-                assert_close(&found, &expected, values, gradients);
-                let wide = hidden.clone().inner().cast(DType::F32);
-                let wide_head = head.clone().inner().cast(DType::F32);
-                let options = LmHeadOptions {
-                    product_dtype: Some(FloatDType::from(dtype)),
-                    ..options
-                };
-                let found = chunked(
-                    &wide.autodiff().require_grad(),
-                    &wide_head.autodiff().require_grad(),
-                    options,
-                );
-                assert_close(&found, &expected, values, gradients);
-            }
+    let values = if tree_training_devices::is_cubecl() {
+        4e-6
+    } else {
+        16.0 * rounding
+    };
+    // Gradients are sums of 14 terms of size 1 whose factors are rounded.
+    let gradients = 16.0 * rounding;
+    for vocab in VOCABS {
+        let (hidden, head) = inputs(vocab, dtype);
+        let expected = all_at_once(&hidden, &head);
+        for chunk_rows in [Some(1), Some(5), None] {
+            let options = LmHeadOptions {
+                chunk_rows,
+                ..Default::default()
+            };
+            let found = chunked(&hidden, &head, options);
+            assert_close(&found, &expected, values, gradients);
+            let wide = hidden.clone().inner().cast(DType::F32);
+            let wide_head = head.clone().inner().cast(DType::F32);
+            let options = LmHeadOptions {
+                product_dtype: Some(FloatDType::from(dtype)),
+                ..options
+            };
+            let found = chunked(
+                &wide.autodiff().require_grad(),
+                &wide_head.autodiff().require_grad(),
+                options,
+            );
+            assert_close(&found, &expected, values, gradients);
         }
     }
 }
 
+in_each_dtype!(narrow_products: F16 BF16);
+
 /// Narrow states with an f32 head: products and softmax in f32, each gradient in its own dtype.
-#[test]
-fn narrow_states_and_a_wide_head() {
-    for (dtype, rounding) in precisions() {
-        if !matches!(dtype, DType::F16 | DType::BF16) {
-            continue;
-        }
-        let hidden = inputs(VOCAB, dtype).0;
-        let head = inputs(VOCAB, DType::F32).1;
-        let found = chunked(&hidden, &head, LmHeadOptions::default());
-        let expected = all_at_once(&hidden, &head);
-        // The gradient of the states is rounded, once.
-        assert_close(&found, &expected, 4e-6, 4.0 * rounding);
-    }
+fn narrow_states_and_a_wide_head(dtype: DType) {
+    let hidden = inputs(VOCAB, dtype).0;
+    let head = inputs(VOCAB, DType::F32).1;
+    let found = chunked(&hidden, &head, LmHeadOptions::default());
+    let expected = all_at_once(&hidden, &head);
+    // The gradient of the states is rounded, once.
+    assert_close(&found, &expected, 4e-6, 4.0 * rounding(dtype));
 }
+
+in_each_dtype!(narrow_states_and_a_wide_head: F16 BF16);
 
 #[test]
 fn rows_without_targets_get_exactly_zero_gradient() {
@@ -260,7 +253,8 @@ fn a_large_vocabulary_and_many_occurrences() {
 #[test]
 fn a_tied_head_sums_both_gradients() {
     let device = device();
-    let (dtype, rounding) = widest();
+    let dtype = widest();
+    let rounding = rounding(dtype);
     let (hidden, head) = inputs(VOCAB, dtype);
     let occurrences = occurrences(&ROWS, &TARGETS, dtype, &device);
     let gradient = |tied: bool| {

@@ -1,60 +1,56 @@
 //! Norm and gated activation against their definitions in f64, values and gradients.
 
-use crate::support::{assert_close, bits, device, exact, numbers, precisions, widest};
+use crate::support::{assert_close, bits, device, exact, in_each_dtype, numbers, rounding, widest};
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_tree_train::{rms_norm, swiglu};
 
 const EPSILON: f64 = 1e-6;
 
-/// Rows of one number, of an odd number, of a head, of a model; more rows than blocks in which
-/// the gradient of the weight is summed; rows wider than 256 units hold at 32 numbers each.
-const NORM_SHAPES: [[usize; 3]; 6] = [
-    [1, 1, 1],
-    [2, 15, 7],
-    [3, 5, 48],
-    [2, 700, 128],
-    [1, 9, 1024],
-    [1, 3, 9216],
-];
-
-#[test]
-fn norm_equals_its_definition() {
-    for (dtype, rounding) in precisions() {
-        for weight_dtype in [dtype, DType::F32] {
-            for shape in NORM_SHAPES {
-                let [a, b, width] = shape;
-                let x = numbers(shape, 1, dtype);
-                let weight = numbers([width], 2, weight_dtype);
-                let factors = numbers(shape, 3, dtype).detach();
-                let found = rms_norm(x.clone(), weight.clone(), EPSILON);
-                assert_eq!(found.dtype(), dtype);
-                let (exact_x, exact_weight) = (exact(&x), exact(&weight));
-                let expected =
-                    rms_norm::reference::rms_norm(exact_x.clone(), exact_weight.clone(), EPSILON);
-                // Rounded as normalised value and as product with the weight; the sum of squares
-                // is one of `width` terms in at least f32.
-                let sum = (width as f64).sqrt() / 4.0 * rounding.min(2f64.powi(-24));
-                assert_close(found.clone(), expected.clone(), 8.0 * rounding + sum);
-                let found = (found * factors.clone()).sum().backward();
-                let expected = (expected * exact(&factors)).sum().backward();
-                // 1 / rms is at most 2, but for a single number.
-                let (found_x, expected_x) =
-                    (x.grad(&found).unwrap(), exact_x.grad(&expected).unwrap());
-                assert_eq!(found_x.dtype(), dtype);
-                assert_close(found_x, expected_x, 16.0 * rounding + 2.0 * sum);
-                // A sum of products of at most 2 in size, half of which cancel.
-                let found = weight.grad(&found).unwrap();
-                assert_eq!(found.dtype(), weight_dtype);
-                let rows = (a * b) as f64;
-                let rounding = match weight_dtype {
-                    DType::F32 => rounding.max(2f64.powi(-24)),
-                    _ => rounding,
-                };
-                let tolerance = 4.0 * rounding + 8.0 * rows.sqrt() * rounding;
-                assert_close(found, exact_weight.grad(&expected).unwrap(), tolerance);
-            }
-        }
+/// Rows of one number, of an odd number, of a few vectors; rows wider than 256 units hold at 32
+/// numbers each.
+fn norm_equals_its_definition(dtype: DType) {
+    for shape in [[1, 1, 1], [2, 15, 7], [3, 5, 48], [1, 3, 9216]] {
+        compare_norm(shape, dtype, dtype);
     }
+}
+
+/// Rows of a head, of a model, with a weight in f32; more of them than blocks in which the gradient
+/// of the weight is summed.
+fn norm_of_a_model_equals_its_definition(dtype: DType) {
+    for shape in [[2, 700, 128], [1, 9, 1024]] {
+        compare_norm(shape, dtype, DType::F32);
+    }
+}
+
+in_each_dtype!(norm_equals_its_definition: F64 F32 F16 BF16);
+in_each_dtype!(norm_of_a_model_equals_its_definition: F64 F32 F16 BF16);
+
+fn compare_norm(shape: [usize; 3], dtype: DType, weight_dtype: DType) {
+    let [a, b, width] = shape;
+    let x = numbers(shape, 1, dtype);
+    let weight = numbers([width], 2, weight_dtype);
+    let factors = numbers(shape, 3, dtype).detach();
+    let found = rms_norm(x.clone(), weight.clone(), EPSILON);
+    assert_eq!(found.dtype(), dtype);
+    let (exact_x, exact_weight) = (exact(&x), exact(&weight));
+    let expected = rms_norm::reference::rms_norm(exact_x.clone(), exact_weight.clone(), EPSILON);
+    // Rounded as normalised value and as product with the weight; the sum of squares is one of
+    // `width` terms in at least f32.
+    let once = rounding(dtype);
+    let sum = (width as f64).sqrt() / 4.0 * once.min(rounding(DType::F32));
+    assert_close(found.clone(), expected.clone(), 8.0 * once + sum);
+    let found = (found * factors.clone()).sum().backward();
+    let expected = (expected * exact(&factors)).sum().backward();
+    // 1 / rms is at most 2, but for a single number.
+    let (found_x, expected_x) = (x.grad(&found).unwrap(), exact_x.grad(&expected).unwrap());
+    assert_eq!(found_x.dtype(), dtype);
+    assert_close(found_x, expected_x, 16.0 * once + 2.0 * sum);
+    // A sum of products of at most 2 in size, half of which cancel.
+    let found = weight.grad(&found).unwrap();
+    assert_eq!(found.dtype(), weight_dtype);
+    let once = once.max(rounding(weight_dtype));
+    let tolerance = (4.0 + 8.0 * ((a * b) as f64).sqrt()) * once;
+    assert_close(found, exact_weight.grad(&expected).unwrap(), tolerance);
 }
 
 /// The row of zeros that padding may be: no division by zero.
@@ -86,34 +82,34 @@ fn gradients_of_the_norm_are_the_same_every_time() {
     assert!(gradients() == gradients());
 }
 
-#[test]
-fn activation_equals_its_definition() {
-    for (dtype, rounding) in precisions() {
-        for shape in [[3, 7, 40], [1, 1, 1], [2, 3, 5], [3, 257, 96]] {
-            // A transposed operand is not contiguous.
-            let [a, b, c] = shape;
-            let gate = (numbers([a, c, b], 1, dtype).swap_dims(1, 2).detach() * 3.0).require_grad();
-            let up = numbers(shape, 2, dtype);
-            let factors = numbers(shape, 3, dtype).detach();
-            let found = swiglu(gate.clone(), up.clone());
-            assert_eq!(found.dtype(), dtype);
-            let (exact_gate, exact_up) = (exact(&gate), exact(&up));
-            let expected = swiglu::reference::swiglu(exact_gate.clone(), exact_up.clone());
-            assert_close(found.clone(), expected.clone(), 4.0 * rounding);
-            let found = (found * factors.clone()).sum().backward();
-            let expected = (expected * exact(&factors)).sum().backward();
-            for (tensor, exact) in [(&gate, &exact_gate), (&up, &exact_up)] {
-                let pair = (tensor.grad(&found).unwrap(), exact.grad(&expected).unwrap());
-                assert_eq!(pair.0.dtype(), dtype);
-                assert_close(pair.0, pair.1, 8.0 * rounding);
-            }
+fn activation_equals_its_definition(dtype: DType) {
+    let rounding = rounding(dtype);
+    for shape in [[3, 7, 40], [1, 1, 1], [2, 3, 5], [3, 257, 96]] {
+        // A transposed operand is not contiguous.
+        let [a, b, c] = shape;
+        let gate = (numbers([a, c, b], 1, dtype).swap_dims(1, 2).detach() * 3.0).require_grad();
+        let up = numbers(shape, 2, dtype);
+        let factors = numbers(shape, 3, dtype).detach();
+        let found = swiglu(gate.clone(), up.clone());
+        assert_eq!(found.dtype(), dtype);
+        let (exact_gate, exact_up) = (exact(&gate), exact(&up));
+        let expected = swiglu::reference::swiglu(exact_gate.clone(), exact_up.clone());
+        assert_close(found.clone(), expected.clone(), 4.0 * rounding);
+        let found = (found * factors.clone()).sum().backward();
+        let expected = (expected * exact(&factors)).sum().backward();
+        for (tensor, exact) in [(&gate, &exact_gate), (&up, &exact_up)] {
+            let pair = (tensor.grad(&found).unwrap(), exact.grad(&expected).unwrap());
+            assert_eq!(pair.0.dtype(), dtype);
+            assert_close(pair.0, pair.1, 8.0 * rounding);
         }
     }
 }
 
+in_each_dtype!(activation_equals_its_definition: F64 F32 F16 BF16);
+
 #[test]
 fn activation_of_extreme_gates() {
-    let dtypes = [DType::F32, widest().0];
+    let dtypes = [DType::F32, widest()];
     for dtype in dtypes {
         let gate = Tensor::<1>::from_data(
             TensorData::from([-1e30f64, -1e4, -100.0, 0.0, 100.0, 1e30]),

@@ -2,18 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::support::{assert_close, bits, device, exact, numbers, precisions, widest};
+use crate::support::{assert_close, bits, device, exact, in_each_dtype, numbers, rounding, widest};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_tree_train::{GatherPlan, gather_rows, grouped_linear};
 use burn_tree_train::{gather_rows as gather, grouped_linear as grouped};
 use proptest::prelude::*;
 
-fn gather_equals_select(
-    indices: &[u32],
-    rows: usize,
-    width: usize,
-    (dtype, rounding): (DType, f64),
-) {
+fn gather_equals_select(indices: &[u32], rows: usize, width: usize, dtype: DType) {
     let count = indices.len();
     let plan = Arc::new(GatherPlan::new(indices.to_vec(), rows).unwrap());
     let x = numbers([rows, width], 1, dtype);
@@ -29,6 +24,7 @@ fn gather_equals_select(
     let expected_grads = (expected.clone() * exact(&coefficients)).sum().backward();
     assert_close(found, expected, 0.0);
     // One rounding of the sum, and those of sums of `count` terms in at least f32.
+    let rounding = rounding(dtype);
     let sum = rounding.min(2f64.powi(-24)) * count as f64;
     let grad = x.grad(&found_grads).unwrap();
     assert_eq!(grad.dtype(), dtype);
@@ -69,7 +65,7 @@ proptest! {
     ) {
         let rows: usize = sizes.iter().sum();
         prop_assume!(rows > 0);
-        let (dtype, rounding) = widest();
+        let dtype = widest();
         let x = numbers([rows, input], 3, dtype);
         let weight = numbers([sizes.len(), input, output], 4, dtype);
         let coefficients = numbers([rows, output], 5, dtype).detach();
@@ -82,7 +78,7 @@ proptest! {
         let expected_grads = (expected.clone() * exact(&coefficients)).sum().backward();
 
         // Sums of at most 9 products.
-        let tolerance = 16.0 * rounding;
+        let tolerance = 16.0 * rounding(dtype);
         assert_close(found, expected, tolerance);
         assert_close(
             x.grad(&found_grads).unwrap(),
@@ -102,8 +98,7 @@ proptest! {
 
 /// A table of which one row is read a thousand times, as a line break is, one a hundred times,
 /// many never.
-#[test]
-fn gathers_with_long_sums_in_every_precision() {
+fn gathers_with_long_sums(dtype: DType) {
     let indices: Vec<u32> = (0..1500)
         .map(|i| match i % 15 {
             0..10 => 7,
@@ -111,10 +106,10 @@ fn gathers_with_long_sums_in_every_precision() {
             _ => (i * 37 % 3000) as u32,
         })
         .collect();
-    for precision in precisions() {
-        gather_equals_select(&indices, 3000, 72, precision);
-    }
+    gather_equals_select(&indices, 3000, 72, dtype);
 }
+
+in_each_dtype!(gathers_with_long_sums: F64 F32 F16 BF16);
 
 #[test]
 fn gradients_of_gathers_are_the_same_every_time() {

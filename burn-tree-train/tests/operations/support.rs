@@ -10,23 +10,43 @@ pub fn device() -> Device {
     device_from_environment().autodiff()
 }
 
-/// Of f64, f32, f16 and bf16 those in which the device computes, each with its rounding error.
-pub fn precisions() -> Vec<(DType, f64)> {
-    [
-        (DType::F64, 2f64.powi(-53)),
-        (DType::F32, 2f64.powi(-24)),
-        (DType::F16, 2f64.powi(-11)),
-        (DType::BF16, 2f64.powi(-8)),
-    ]
-    .into_iter()
-    .filter(|&(dtype, _)| computes_in(dtype))
-    .collect()
+/// Rounding error of a dtype.
+pub fn rounding(dtype: DType) -> f64 {
+    2f64.powi(match dtype {
+        DType::F64 => -53,
+        DType::F32 => -24,
+        DType::F16 => -11,
+        DType::BF16 => -8,
+        other => panic!("{other:?} is not tested"),
+    })
 }
 
-/// The widest of them.
-pub fn widest() -> (DType, f64) {
-    precisions()[0]
+/// The widest dtype in which the device computes.
+pub fn widest() -> DType {
+    match computes_in(DType::F64) {
+        true => DType::F64,
+        false => DType::F32,
+    }
 }
+
+/// A test of a function for each dtype, which passes where the device does not compute in it.
+macro_rules! in_each_dtype {
+    ($function:ident: $($dtype:ident)*) => {
+        mod $function {
+            $(
+                #[test]
+                #[allow(non_snake_case)]
+                fn $dtype() {
+                    let dtype = burn::tensor::DType::$dtype;
+                    if tree_training_devices::computes_in(dtype) {
+                        super::$function(dtype);
+                    }
+                }
+            )*
+        }
+    };
+}
+pub(crate) use in_each_dtype;
 
 /// Numbers in -1..1, the same on every device.
 pub fn numbers<const D: usize>(shape: [usize; D], seed: usize, dtype: DType) -> Tensor<D> {
