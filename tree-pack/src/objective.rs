@@ -1,5 +1,8 @@
 //! What an optimizer step minimises: how shared predictions count and how they are averaged.
 
+use std::fmt;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 /// How a prediction that several trajectories share counts.
@@ -40,6 +43,45 @@ pub enum Aggregation {
     UniqueMean,
     /// Sum divided by a constant.
     Constant(f64),
+}
+
+/// The names of programs and files, in kebab case; a constant is `constant:1024`.
+impl FromStr for Aggregation {
+    type Err = ObjectiveError;
+
+    fn from_str(text: &str) -> Result<Self, ObjectiveError> {
+        let unknown = || ObjectiveError::UnknownAggregation { text: text.into() };
+        Ok(match text {
+            "sum" => Self::Sum,
+            "sep-avg" => Self::SepAvg,
+            "trajectory-mean" => Self::TrajectoryMean,
+            "token-mean" => Self::TokenMean,
+            "weighted-token-mean" => Self::WeightedTokenMean,
+            "unique-mean" => Self::UniqueMean,
+            _ => {
+                let number = text.strip_prefix("constant:").ok_or_else(unknown)?;
+                let divisor: f64 = number.parse().map_err(|_| unknown())?;
+                if !(divisor.is_finite() && divisor > 0.0) {
+                    return Err(unknown());
+                }
+                Self::Constant(divisor)
+            }
+        })
+    }
+}
+
+impl fmt::Display for Aggregation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sum => "sum",
+            Self::SepAvg => "sep-avg",
+            Self::TrajectoryMean => "trajectory-mean",
+            Self::TokenMean => "token-mean",
+            Self::WeightedTokenMean => "weighted-token-mean",
+            Self::UniqueMean => "unique-mean",
+            Self::Constant(divisor) => return write!(f, "constant:{divisor}"),
+        })
+    }
 }
 
 /// On what the loss of a prediction depends: decides which occurrences may be merged, and which
@@ -89,6 +131,15 @@ pub struct StepTotals {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObjectiveError {
+    /// Not the name of an aggregation.
+    #[error(
+        "aggregation {text:?}: expected sum, sep-avg, trajectory-mean, token-mean, \
+         weighted-token-mean, unique-mean, or constant: and a positive number, as in constant:1024"
+    )]
+    UnknownAggregation {
+        /// What was given.
+        text: String,
+    },
     /// The aggregation has no meaning under the objective.
     #[error("{aggregation:?} is not defined for the objective {objective:?}: use {instead}")]
     Undefined {
@@ -173,6 +224,30 @@ impl Coefficients {
             Aggregation::TrajectoryMean => 1.0 / (self.denominator * f64::from(trained_tokens)),
             Aggregation::WeightedTokenMean => weight / self.denominator,
             _ => 1.0 / self.denominator,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_aggregations_are_read_as_they_are_written() {
+        for aggregation in [
+            Aggregation::Sum,
+            Aggregation::SepAvg,
+            Aggregation::TrajectoryMean,
+            Aggregation::TokenMean,
+            Aggregation::WeightedTokenMean,
+            Aggregation::UniqueMean,
+            Aggregation::Constant(1024.0),
+            Aggregation::Constant(0.5),
+        ] {
+            assert_eq!(aggregation.to_string().parse(), Ok(aggregation));
+        }
+        for wrong in ["constant:0", "constant:x", "constant:inf", "1024", "mean"] {
+            assert!(wrong.parse::<Aggregation>().is_err(), "{wrong}");
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use burn::tensor::FloatDType;
 use clap::{Parser, ValueEnum};
@@ -105,7 +104,7 @@ pub struct Args {
     /// How the losses of a step are averaged: sum, sep-avg, trajectory-mean, token-mean,
     /// weighted-token-mean, unique-mean or constant:DIVISOR.
     #[arg(long, default_value = "token-mean", help_heading = "Training")]
-    pub aggregation: AggregationArg,
+    pub aggregation: Aggregation,
     /// Highest learning rate.
     #[arg(
         long,
@@ -276,47 +275,6 @@ impl From<ObjectiveArg> for Objective {
     }
 }
 
-/// [`Aggregation`] on the command line.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AggregationArg {
-    /// What it means.
-    pub aggregation: Aggregation,
-    /// How it was written.
-    pub text: String,
-}
-
-impl FromStr for AggregationArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let aggregation = match text {
-            "sum" => Aggregation::Sum,
-            "sep-avg" => Aggregation::SepAvg,
-            "trajectory-mean" => Aggregation::TrajectoryMean,
-            "token-mean" => Aggregation::TokenMean,
-            "weighted-token-mean" => Aggregation::WeightedTokenMean,
-            "unique-mean" => Aggregation::UniqueMean,
-            _ => match text.strip_prefix("constant:").map(str::parse::<f64>) {
-                Some(Ok(divisor)) if divisor.is_finite() && divisor > 0.0 => {
-                    Aggregation::Constant(divisor)
-                }
-                Some(_) => {
-                    return Err("constant: needs a positive number, as in constant:1024".into());
-                }
-                None => {
-                    return Err("expected sum, sep-avg, trajectory-mean, token-mean, \
-                                weighted-token-mean, unique-mean or constant:DIVISOR"
-                        .into());
-                }
-            },
-        };
-        Ok(Self {
-            aggregation,
-            text: text.into(),
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -325,16 +283,6 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Args::command().debug_assert();
-    }
-
-    #[test]
-    fn aggregations_are_read() {
-        let parse = |text: &str| text.parse::<AggregationArg>().map(|arg| arg.aggregation);
-        assert_eq!(parse("sep-avg"), Ok(Aggregation::SepAvg));
-        assert_eq!(parse("constant:1024"), Ok(Aggregation::Constant(1024.0)));
-        for wrong in ["constant:0", "constant:x", "constant:inf", "mean"] {
-            assert!(parse(wrong).is_err(), "{wrong}");
-        }
     }
 
     #[test]

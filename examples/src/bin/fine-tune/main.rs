@@ -268,7 +268,7 @@ fn pack_options(
     };
     Ok(PackOptions {
         objective: args.objective.into(),
-        aggregation: args.aggregation.aggregation,
+        aggregation: args.aggregation,
         ..PackOptions::new(token_budget)
     })
 }

@@ -64,7 +64,7 @@ pub fn settings(
         ("token-budget", json!(token_budget)),
         ("no-tree", json!(args.no_tree)),
         ("objective", json!(args.objective)),
-        ("aggregation", json!(args.aggregation.text)),
+        ("aggregation", json!(args.aggregation.to_string())),
         ("learning-rate schedule", json!(schedule)),
         ("weight-decay", json!(args.weight_decay)),
         ("beta1", json!(args.beta1)),

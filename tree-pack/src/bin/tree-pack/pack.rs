@@ -4,7 +4,7 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -38,8 +38,8 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "per-occurrence")]
     objective: ObjectiveName,
     /// How the sum over predictions is normalised: sum, sep-avg, trajectory-mean, token-mean,
-    /// weighted-token-mean, unique-mean or a number to divide by.
-    #[arg(long, value_name = "NAME", default_value = "token-mean", value_parser = aggregation)]
+    /// weighted-token-mean, unique-mean or constant:DIVISOR.
+    #[arg(long, value_name = "NAME", default_value = "token-mean")]
     aggregation: Aggregation,
     /// On what the loss of a prediction depends.
     #[arg(long, value_name = "NAME", default_value = "log-likelihood")]
@@ -248,22 +248,4 @@ fn table(summaries: &[StepSummary]) -> String {
         ]);
     }
     format!("{table}\n")
-}
-
-fn aggregation(text: &str) -> Result<Aggregation> {
-    Ok(match text {
-        "sum" => Aggregation::Sum,
-        "sep-avg" => Aggregation::SepAvg,
-        "trajectory-mean" => Aggregation::TrajectoryMean,
-        "token-mean" => Aggregation::TokenMean,
-        "weighted-token-mean" => Aggregation::WeightedTokenMean,
-        "unique-mean" => Aggregation::UniqueMean,
-        number => match number.parse() {
-            Ok(constant) => Aggregation::Constant(constant),
-            Err(_) => bail!(
-                "expected sum, sep-avg, trajectory-mean, token-mean, weighted-token-mean, \
-                 unique-mean or a number"
-            ),
-        },
-    })
 }
