@@ -1,6 +1,7 @@
 //! Random trees, tensors and comparisons shared by the tests of this crate.
 
-#![allow(dead_code)]
+// Not every test and benchmark uses everything.
+#![allow(dead_code, unused_imports)]
 
 pub mod events;
 

@@ -96,6 +96,7 @@ impl LmHeadPlan {
     }
 
     /// Distinct rows at a time, if the caller has chosen.
+    #[cfg(feature = "cubecl-backend")]
     pub(crate) fn chunk_rows(&self) -> Option<usize> {
         self.chunk_rows
     }

@@ -47,7 +47,9 @@ pub(crate) fn check_available(
         return refuse(format!("head dimensions {head_dim} and {value_dim} differ"));
     }
     if !(16..=256).contains(&head_dim) || !head_dim.is_multiple_of(16) {
-        return refuse(format!("head dimension {head_dim}; a multiple of 16 up to 256 is needed"));
+        return refuse(format!(
+            "head dimension {head_dim}; a multiple of 16 up to 256 is needed"
+        ));
     }
     let features = &properties.features;
     let product = MmaConfig {
@@ -59,7 +61,9 @@ pub(crate) fn check_available(
         k: 16,
     };
     if !features.matmul.mma.contains(&product) {
-        return refuse(format!("no 16 x 8 x 16 products of {dtype:?} with f32 sums"));
+        return refuse(format!(
+            "no 16 x 8 x 16 products of {dtype:?} with f32 sums"
+        ));
     }
     if !features.matmul.ldmatrix.contains(&element) {
         return refuse("no ldmatrix".into());
@@ -140,7 +144,11 @@ pub(crate) fn forward(
     let log_sum_exp = empty(rows.clone(), DType::F32);
     let output = empty([rows, vec![dims.head_dim]].concat(), query.dtype);
     let dtype = element(query.dtype).expect("check_available allows f16 and bf16 only");
-    let cubes = CubeCount::Static(plan.n_query_tiles as u32, (dims.query_heads / config.heads) as u32, 1);
+    let cubes = CubeCount::Static(
+        plan.n_query_tiles as u32,
+        (dims.query_heads / config.heads) as u32,
+        1,
+    );
     let scale_log2 = (scale * log2_e) as f32;
     // Positions are below 2^31.
     let window = window.map_or(0, |window| window.min(i32::MAX as usize)) as u32;

@@ -252,10 +252,22 @@ pub(crate) fn pack<E: Float>(low: f32, high: f32) -> u32 {
 #[cube]
 pub(crate) fn pack_left<E: Float>(first: Accumulator, second: Accumulator) -> Fragment {
     let mut fragment = Fragment::empty();
-    fragment.insert(0usize, pack::<E>(first.extract(0usize), first.extract(1usize)));
-    fragment.insert(1usize, pack::<E>(first.extract(2usize), first.extract(3usize)));
-    fragment.insert(2usize, pack::<E>(second.extract(0usize), second.extract(1usize)));
-    fragment.insert(3usize, pack::<E>(second.extract(2usize), second.extract(3usize)));
+    fragment.insert(
+        0usize,
+        pack::<E>(first.extract(0usize), first.extract(1usize)),
+    );
+    fragment.insert(
+        1usize,
+        pack::<E>(first.extract(2usize), first.extract(3usize)),
+    );
+    fragment.insert(
+        2usize,
+        pack::<E>(second.extract(0usize), second.extract(1usize)),
+    );
+    fragment.insert(
+        3usize,
+        pack::<E>(second.extract(2usize), second.extract(3usize)),
+    );
     fragment
 }
 

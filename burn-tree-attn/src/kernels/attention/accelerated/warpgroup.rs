@@ -51,9 +51,8 @@ pub(crate) fn copy_panel_rows(
     let from = global + u64::cast_from(unit * CHUNK as u32);
     let row = unit / row_chunks as u32;
     let column = unit % row_chunks as u32;
-    let to = shared
-        + column / 8 * comptime!((tile_rows * PANEL_ROW) as u32)
-        + row * PANEL_ROW as u32;
+    let to =
+        shared + column / 8 * comptime!((tile_rows * PANEL_ROW) as u32) + row * PANEL_ROW as u32;
     let chunk = (column % 8) ^ (row % 8);
     #[unroll]
     for pass in 0..passes {
@@ -110,7 +109,13 @@ pub(crate) fn multiply_panel_rows<E: Float, N: Size>(
 ) -> Vector<f32, N> {
     let element = ptx_type::<E>().comptime();
     let numbers = N::value();
-    let text = comptime!(rows_text(element, head_dim, left_rows, right_rows, 2 * numbers));
+    let text = comptime!(rows_text(
+        element,
+        head_dim,
+        left_rows,
+        right_rows,
+        2 * numbers
+    ));
     let result: Vector<f32, N>;
     gpu_asm!(
         "{text} /* {result} {left} {right} */",
@@ -158,14 +163,20 @@ pub(crate) fn store_panel_sums<E: Float, N: Size>(
     let lane = UNIT_POS_X % 32;
     #[unroll]
     for row in 0..2usize {
-        let factor = if comptime!(row == 0) { factor } else { second_factor };
+        let factor = if comptime!(row == 0) {
+            factor
+        } else {
+            second_factor
+        };
         let tile_row = plane_row + lane / 4 + comptime!(8 * row as u32);
         let to = tile + tile_row * PANEL_ROW as u32 + lane % 4 * 4;
         #[unroll]
         for n in 0..comptime!(head_dim / 8) {
             let at = comptime!(4 * n + 2 * row);
-            let word =
-                pack::<E>(sums.extract(at) * factor, sums.extract(comptime!(at + 1)) * factor);
+            let word = pack::<E>(
+                sums.extract(at) * factor,
+                sums.extract(comptime!(at + 1)) * factor,
+            );
             let chunk = comptime!((n % 8) as u32) ^ (tile_row % 8);
             let offset = comptime!(n / 8 * tile_rows * PANEL_ROW);
             store_word(to + chunk * CHUNK as u32, offset, word);
@@ -220,9 +231,8 @@ fn rows_text(
     right_rows: usize,
     columns: usize,
 ) -> String {
-    let mut text = String::from(
-        "{ .reg .b64 left, right; .reg .pred add; wgmma.fence.sync.aligned; ",
-    );
+    let mut text =
+        String::from("{ .reg .b64 left, right; .reg .pred add; wgmma.fence.sync.aligned; ");
     for step in 0..head_dim / 16 {
         // In units of 16 bytes: 16 columns within a panel, and panels.
         let offset = |rows: usize| step % 4 * 2 + step / 4 * rows * PANEL_ROW / 16;

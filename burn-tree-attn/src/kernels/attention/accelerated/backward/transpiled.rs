@@ -4,11 +4,11 @@ use cubecl::prelude::*;
 
 use super::super::has_warpgroup_products;
 use super::super::transpiled::{Case, Target, buffer, settings};
-use super::splits::sum_partial_gradients::SumPartialGradients;
 use super::key_value::tree_attention_backward_key_value::TreeAttentionBackwardKeyValue;
 use super::key_value_warpgroup::tree_attention_backward_key_value_warpgroup::TreeAttentionBackwardKeyValueWarpgroup;
 use super::query::tree_attention_backward_query::TreeAttentionBackwardQuery;
 use super::query_warpgroup::tree_attention_backward_query_warpgroup::TreeAttentionBackwardQueryWarpgroup;
+use super::splits::sum_partial_gradients::SumPartialGradients;
 use super::statistics::row_statistics::RowStatistics;
 use super::*;
 
