@@ -208,6 +208,27 @@ fn every_head_dimension() {
     }
 }
 
+/// What to run first on another device: few kernels, the features of all of them.
+#[test]
+fn chosen_few() {
+    let start = std::time::Instant::now();
+    for (dtype, head_dim, features) in [
+        (DType::BF16, 128, false),
+        (DType::F32, 128, false),
+        (DType::F16, 64, true),
+    ] {
+        let nodes = vec![(None, 150), (Some(0), 130), (Some(0), 45), (Some(1), 70)];
+        let mut case = case(nodes, (head_dim, head_dim));
+        case.rows[0].past = (0..40).map(|key| (0.3, 0.5, key)).collect();
+        case.padding = 3;
+        if features {
+            (case.softcap, case.sliding_window) = (Some(2.0), Some(90));
+        }
+        compare(&case, dtype).unwrap_or_else(|error| panic!("{dtype:?}, {head_dim}: {error}"));
+        println!("{dtype:?}, {head_dim}: {:.1} s", start.elapsed().as_secs_f64());
+    }
+}
+
 #[test]
 fn one_token() {
     for dtype in DTYPES {
