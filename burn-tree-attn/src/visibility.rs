@@ -68,11 +68,6 @@ impl KeySpan {
     pub fn n_keys(&self) -> usize {
         (self.key_end - self.key_start) as usize
     }
-
-    /// Number of query rows.
-    pub fn n_rows(&self) -> usize {
-        (self.row_end - self.row_start) as usize
-    }
 }
 
 impl TilePlan {
