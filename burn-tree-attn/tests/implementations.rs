@@ -225,7 +225,10 @@ fn chosen_few() {
             (case.softcap, case.sliding_window) = (Some(2.0), Some(90));
         }
         compare(&case, dtype).unwrap_or_else(|error| panic!("{dtype:?}, {head_dim}: {error}"));
-        println!("{dtype:?}, {head_dim}: {:.1} s", start.elapsed().as_secs_f64());
+        println!(
+            "{dtype:?}, {head_dim}: {:.1} s",
+            start.elapsed().as_secs_f64()
+        );
     }
 }
 

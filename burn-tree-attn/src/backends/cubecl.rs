@@ -128,7 +128,7 @@ fn fall_back(reason: impl Display) {
 mod tests {
     use std::sync::Mutex;
 
-    use burn::backend::ops::FloatTensorOps;
+    use burn::backend::ops::{FloatTensorOps, IntTensorOps};
     use burn::backend::{DispatchDevice, StreamId};
     use burn::tensor::{DType, Device, Shape, TensorData};
     use burn_cubecl::CubeDevice;
@@ -176,7 +176,7 @@ mod tests {
         let int = |values: &[u32]| {
             let values: Vec<i32> = values.iter().map(|&it| it as i32).collect();
             let data = TensorData::new(values, [1, rows]);
-            <CubeBackend as burn::backend::ops::IntTensorOps<_>>::int_from_data(data, device)
+            <CubeBackend as IntTensorOps<CubeBackend>>::int_from_data(data, device)
         };
         let (key_start, key_end) = (int(visibility.key_start()), int(visibility.key_end()));
         let position = int(visibility.query_position());
