@@ -9,7 +9,8 @@ use burn_tree_attn::{
 };
 use proptest::prelude::*;
 use support::{
-    Case, Forest, Row, cases, device, n_cases, random, reference_device, relative_error,
+    Case, Forest, Row, cases, computes_in, device, n_cases, random, reference_device,
+    relative_error,
 };
 
 struct Results {

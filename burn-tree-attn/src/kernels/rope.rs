@@ -4,7 +4,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::ops::numeric::empty_device_dtype;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
@@ -216,7 +216,7 @@ pub(crate) fn rope(
     let output = if in_place {
         x.clone()
     } else {
-        empty_device_dtype(client.clone(), device, shape, dtype)
+        empty_device_contiguous_dtype(client.clone(), device, shape, dtype)
     };
     let address = address_type([&x, &output, &position_ids]);
     let output_arg = if in_place {

@@ -10,7 +10,7 @@ mod tile;
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
-use burn_cubecl::ops::numeric::empty_device_dtype;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
@@ -57,13 +57,13 @@ pub(crate) fn forward(
 
     let rows = [dims.batch, dims.query_heads, dims.queries];
     let [stored, computed] = elem_types(dtype);
-    let log_sum_exp = empty_device_dtype(
+    let log_sum_exp = empty_device_contiguous_dtype(
         client.clone(),
         device.clone(),
         Shape::from(rows),
         accumulation_dtype(dtype).into(),
     );
-    let output = empty_device_dtype(
+    let output = empty_device_contiguous_dtype(
         client.clone(),
         device,
         Shape::from([rows[0], rows[1], rows[2], dims.value_dim]),
@@ -132,7 +132,7 @@ pub(crate) fn backward(
     let softcap = || InputScalar::new(settings.softcap.unwrap_or(1.0), computed);
 
     let statistics = row_statistics(&grad_output, output, log_sum_exp, vector);
-    let grad_query = empty_device_dtype(client.clone(), device, query.shape(), dtype);
+    let grad_query = empty_device_contiguous_dtype(client.clone(), device, query.shape(), dtype);
     let (gradients, grad_key, grad_value, values_at) = key_value_gradients(&client, &key, &value);
     let address = address_type([&query, &key, &value, &grad_output, &statistics, &gradients]);
     // SAFETY: indices stay below the lengths of the tensors, whose shapes the mask has.
@@ -191,7 +191,7 @@ fn row_statistics(
 ) -> CubeTensor {
     let (client, shape) = (output.client.clone(), output.shape());
     let rows = shape[0] * shape[1] * shape[2];
-    let statistics = empty_device_dtype(
+    let statistics = empty_device_contiguous_dtype(
         client.clone(),
         output.device.clone(),
         Shape::from([shape[0], shape[1], shape[2], 2]),
@@ -233,15 +233,15 @@ fn key_value_gradients(
     let [keys, values] = [key, value].map(|tensor| tensor.shape().num_elements());
     let alignment = (client.properties().memory.alignment as usize).div_ceil(dtype.size());
     let values_at = keys.next_multiple_of(alignment.max(4));
-    let all = empty_device_dtype(
+    let all = empty_device_contiguous_dtype(
         client.clone(),
         device.clone(),
         Shape::from([values_at + values]),
         dtype,
     );
     let bytes = |elements: usize| (elements * dtype.size()) as u64;
-    // The allocation may be larger than asked for.
-    let size = all.handle.size();
+    // Offsets add to those that the handle has already.
+    let size = all.handle.size_in_used();
     let part = |start: usize, shape: Shape| {
         let end = start + shape.num_elements();
         let handle = all.handle.clone();
