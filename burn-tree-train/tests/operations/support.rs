@@ -1,6 +1,7 @@
 //! What the tests of this crate share: the device under test, tensors, comparisons.
 
-#![allow(dead_code)] // One of the test programs uses part of it.
+// One of the test programs uses part of it.
+#![allow(dead_code, unused_imports, unused_macros)]
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use tree_training_devices::{computes_in, device_from_environment};
