@@ -129,7 +129,7 @@ fn bits(tensor: &Tensor<4>) -> Vec<u64> {
 
 fn compare(case: &Case, dtype: DType) -> Result<(), TestCaseError> {
     let device = device();
-    if !computes_in(&device, dtype) {
+    if !computes_in(dtype) {
         return Ok(());
     }
     let exact = run(case, None, dtype, DType::F64, &reference_device());

@@ -35,7 +35,7 @@ fn compare(
     dtype: DType,
     tolerance: f64,
 ) -> Result<(), TestCaseError> {
-    if !computes_in(&device(), dtype) {
+    if !computes_in(dtype) {
         return Ok(());
     }
     let dtypes = [dtype, DType::F64];

@@ -12,7 +12,7 @@ use burn_tree_attn::{KeyIntervals, PastKeys, TreeMask};
 use proptest::prelude::*;
 use tree_pack::{Segment, TreeLayout};
 
-pub use tree_training_devices::device_from_environment as device;
+pub use tree_training_devices::{computes_in, device_from_environment as device};
 
 /// Where reference results are computed, in f64, which not every device has.
 pub fn reference_device() -> Device {
@@ -20,14 +20,6 @@ pub fn reference_device() -> Device {
     return Device::flex();
     #[cfg(not(feature = "flex"))]
     device()
-}
-
-/// Whether the device computes in `dtype`. What wgpu compiles to has f64 only without functions
-/// such as the exponential, for Burn's own operations, too.
-pub fn computes_in(device: &Device, dtype: DType) -> bool {
-    let wgpu = ["wgpu", "vulkan", "metal"];
-    let named = std::env::var("BURN_DEVICE").unwrap_or_default();
-    device.supports_dtype(dtype) && !(dtype == DType::F64 && wgpu.contains(&named.as_str()))
 }
 
 /// `cases` on Flex; fewer on other devices, where most of them compile kernels first.
