@@ -1,5 +1,7 @@
 //! The block-wise model interface that training on trees rests on.
 
+use std::sync::Arc;
+
 use burn::tensor::{Int, Tensor};
 use burn_tree_attn::TreeMask;
 use tree_pack::TreeBatch;
@@ -11,6 +13,9 @@ pub struct BlockContext {
     pub position_ids: Tensor<2, Int>,
     /// Who sees whom.
     pub mask: TreeMask,
+    /// `[B * N]` the token ids on the host, 0 in padding: an embedding plans its gradient from them
+    /// without waiting for the device.
+    pub host_tokens: Arc<Vec<u32>>,
 }
 
 impl BlockContext {
@@ -20,6 +25,7 @@ impl BlockContext {
         Self {
             position_ids: batch.position_ids.clone(),
             mask: TreeMask::from_layouts(&batch.layouts, rows, &batch.tokens.device()),
+            host_tokens: Arc::new(batch.host_tokens()),
         }
     }
 }
@@ -58,7 +64,7 @@ pub struct BlockOutputs {
 /// Blocks are separate so that a step can be cut between them.
 pub trait TreeModel {
     /// `[B, N]` token ids -> `[B, N, hidden]`.
-    fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
+    fn embed(&self, tokens: Tensor<2, Int>, context: &BlockContext) -> Tensor<3>;
     /// Number of blocks.
     fn n_blocks(&self) -> usize;
     /// Runs block `index` on `x [B, N, hidden]`.
@@ -81,7 +87,7 @@ pub trait TreeModel {
         tokens: Tensor<2, Int>,
         context: &BlockContext,
     ) -> (Tensor<3>, Vec<BlockOutputs>) {
-        let mut x = self.embed(tokens);
+        let mut x = self.embed(tokens, context);
         let mut outputs = Vec::with_capacity(self.n_blocks());
         for index in 0..self.n_blocks() {
             let (y, output) = self.block(index, x, context, None);
@@ -94,7 +100,7 @@ pub trait TreeModel {
     /// The hidden states of [`TreeModel::forward`] alone; keys and values are dropped block by
     /// block.
     fn hidden_states(&self, tokens: Tensor<2, Int>, context: &BlockContext) -> Tensor<3> {
-        let mut x = self.embed(tokens);
+        let mut x = self.embed(tokens, context);
         for index in 0..self.n_blocks() {
             x = self.block(index, x, context, None).0;
         }

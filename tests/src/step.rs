@@ -1,5 +1,7 @@
 //! The loss and the gradients of an optimizer step: packed, and of each sequence alone.
 
+use std::sync::Arc;
+
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, activation};
@@ -61,7 +63,7 @@ pub fn hidden_states<M: TreeModel>(
     tokens: Tensor<2, Int>,
     context: &BlockContext,
 ) -> Tensor<3> {
-    let mut x = model.embed(tokens);
+    let mut x = model.embed(tokens, context);
     for index in 0..model.n_blocks() {
         x = model.block(index, x, context, None).0;
     }
@@ -73,6 +75,7 @@ pub fn block_context(batch: &TreeBatch, device: &Device) -> BlockContext {
     BlockContext {
         position_ids: batch.position_ids.clone(),
         mask: TreeMask::from_layouts(&batch.layouts, batch.dims()[1], device),
+        host_tokens: Arc::new(batch.host_tokens()),
     }
 }
 
@@ -250,7 +253,7 @@ pub fn smallest_router_gap<M: TreeModel>(
     for trajectory in trajectories {
         let batch = TreeBatch::new(&[sequence_pack(&trajectory.tokens)], device);
         let context = block_context(&batch, device);
-        let mut x = model.embed(batch.tokens.clone());
+        let mut x = model.embed(batch.tokens.clone(), &context);
         for index in 0..model.n_blocks() {
             let (y, outputs) = model.block(index, x, &context, None);
             x = y;

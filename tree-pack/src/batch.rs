@@ -91,6 +91,17 @@ impl TreeBatch {
         }
     }
 
+    /// `[B * N]` the token ids on the host, 0 in padding.
+    pub fn host_tokens(&self) -> Vec<u32> {
+        let [_, length] = self.dims();
+        let mut tokens = Vec::with_capacity(self.layouts.len() * length);
+        for layout in self.layouts.iter() {
+            tokens.extend_from_slice(&layout.tokens);
+            tokens.resize(tokens.len() + length - layout.len(), 0);
+        }
+        tokens
+    }
+
     /// Number of rows `B` and their length `N` including padding.
     pub fn dims(&self) -> [usize; 2] {
         self.tokens.dims()

@@ -108,17 +108,12 @@ impl Qwen3 {
 impl TreeModel for Qwen3 {
     /// # Panics
     ///
-    /// If a token id is negative or not below the size of the vocabulary.
-    fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+    /// If a token id is not below the size of the vocabulary.
+    fn embed(&self, tokens: Tensor<2, Int>, context: &BlockContext) -> Tensor<3> {
         let [batch, rows] = tokens.dims();
         let weight = self.embed_tokens.weight.val();
         let [vocab, hidden] = weight.dims();
-        let ids = tokens
-            .into_data()
-            .iter::<i64>()
-            .map(|id| u32::try_from(id).unwrap_or(u32::MAX))
-            .collect();
-        let plan = GatherPlan::new(ids, vocab)
+        let plan = GatherPlan::new(context.host_tokens.to_vec(), vocab)
             .unwrap_or_else(|error| panic!("token ids outside the vocabulary: {error}"));
         gather_rows(weight, &Arc::new(plan))
             .reshape([batch, rows, hidden])

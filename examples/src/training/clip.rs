@@ -5,37 +5,29 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
-/// L2 norm of the gradients of `module`, taken over all of them as one vector.
+/// L2 norm `[1]` of the gradients of `module`, taken over all of them as one vector; `None` if there
+/// are none.
 ///
-/// Squares are summed in f32 within a tensor and in f64 between tensors. Reads one value per
-/// parameter tensor back from the device in a single transfer.
-pub fn global_norm<M: Module>(module: &M, gradients: &GradientsParams) -> f64 {
+/// Squares are summed in f32. The norm stays on the device, so that nothing waits for it.
+pub fn global_norm<M: Module>(module: &M, gradients: &GradientsParams) -> Option<Tensor<1>> {
     let mut visitor = SquareSums {
         gradients,
         sums: Vec::new(),
     };
     module.visit(&mut visitor);
-    if visitor.sums.is_empty() {
-        return 0.0;
-    }
-    let sums = Tensor::cat(visitor.sums, 0).into_data().convert::<f64>();
-    sums.iter::<f64>().sum::<f64>().sqrt()
+    let sums = visitor.sums;
+    (!sums.is_empty()).then(|| Tensor::cat(sums, 0).sum().sqrt())
 }
 
-/// Scales all gradients by `max_norm / norm` if their global `norm` is larger than `max_norm`.
+/// Scales all gradients by `max_norm / norm` if their global `norm` `[1]` is larger than `max_norm`.
 pub fn clip_global_norm<M: Module>(
     module: &M,
     gradients: GradientsParams,
-    norm: f64,
+    norm: &Tensor<1>,
     max_norm: f64,
 ) -> GradientsParams {
-    if norm <= max_norm {
-        return gradients;
-    }
-    let mut visitor = Scale {
-        gradients,
-        factor: max_norm / norm,
-    };
+    let factor = norm.clone().recip().mul_scalar(max_norm).clamp_max(1.0);
+    let mut visitor = Scale { gradients, factor };
     module.visit(&mut visitor);
     visitor.gradients
 }
@@ -56,14 +48,16 @@ impl ModuleVisitor for SquareSums<'_> {
 
 struct Scale {
     gradients: GradientsParams,
-    factor: f64,
+    /// `[1]`
+    factor: Tensor<1>,
 }
 
 impl ModuleVisitor for Scale {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(gradient) = self.gradients.remove::<D>(param.id) {
+            let factor = self.factor.clone().cast(gradient.dtype());
             self.gradients
-                .register(param.id, gradient.mul_scalar(self.factor));
+                .register(param.id, gradient * factor.reshape([1; D]));
         }
     }
 }
@@ -87,6 +81,10 @@ mod tests {
         (layer, gradients)
     }
 
+    fn norm<M: Module>(module: &M, gradients: &GradientsParams) -> Option<f64> {
+        global_norm(module, gradients).map(|norm| norm.into_scalar::<f64>())
+    }
+
     fn values<M: Module>(module: &M, gradients: &GradientsParams) -> Vec<f32> {
         struct Values<'a>(&'a GradientsParams, Vec<f32>);
         impl ModuleVisitor for Values<'_> {
@@ -103,26 +101,28 @@ mod tests {
     #[test]
     fn norm_is_taken_over_all_tensors_together() {
         let (layer, gradients) = layer_with_gradients();
-        assert_eq!(global_norm(&layer, &gradients), 5.0);
+        assert_eq!(norm(&layer, &gradients), Some(5.0));
     }
 
     #[test]
     fn clipping_keeps_the_direction() {
         let (layer, gradients) = layer_with_gradients();
-        let clipped = clip_global_norm(&layer, gradients, 5.0, 2.5);
+        let norm = global_norm(&layer, &gradients).unwrap();
+        let clipped = clip_global_norm(&layer, gradients, &norm, 2.5);
         assert_eq!(values(&layer, &clipped), [1.5, 0.0, 0.0, 0.0, 0.0, 2.0]);
     }
 
     #[test]
     fn smaller_gradients_are_untouched() {
         let (layer, gradients) = layer_with_gradients();
-        let clipped = clip_global_norm(&layer, gradients, 5.0, 5.0);
+        let norm = global_norm(&layer, &gradients).unwrap();
+        let clipped = clip_global_norm(&layer, gradients, &norm, 5.0);
         assert_eq!(values(&layer, &clipped), [3.0, 0.0, 0.0, 0.0, 0.0, 4.0]);
     }
 
     #[test]
-    fn no_gradients_have_norm_zero() {
+    fn no_gradients_have_no_norm() {
         let (layer, _) = layer_with_gradients();
-        assert_eq!(global_norm(&layer, &GradientsParams::new()), 0.0);
+        assert_eq!(norm(&layer, &GradientsParams::new()), None);
     }
 }

@@ -25,6 +25,8 @@ pub struct RunSize {
     pub pack_tokens: u64,
     /// Rows of it that predict something.
     pub projected_rows: u64,
+    /// Rows projected on the vocabulary at a time, if given.
+    pub head_chunk_rows: Option<u64>,
     /// Most packs in a step.
     pub packs_per_step: u64,
     /// Bytes of one value in the forward and backward pass.
@@ -54,7 +56,11 @@ impl MemoryEstimate {
         let layers = config.num_hidden_layers as u64;
         let per_token =
             KEPT_HIDDEN * hidden + KEPT_QUERY * query + KEPT_KEY * key + KEPT_INNER * inner;
-        let logits = HEAD_LOGITS.min(3 * run.projected_rows * config.vocab_size as u64);
+        let logits = |rows| 3 * rows * config.vocab_size as u64;
+        let logits = match run.head_chunk_rows {
+            Some(rows) => logits(rows.min(run.projected_rows)),
+            None => logits(run.projected_rows).min(HEAD_LOGITS),
+        };
         let copies = if run.compute_bytes == 4 {
             0
         } else {
@@ -113,6 +119,7 @@ mod tests {
     const RUN: RunSize = RunSize {
         pack_tokens: 1000,
         projected_rows: 10,
+        head_chunk_rows: None,
         packs_per_step: 1,
         compute_bytes: 4,
         models: 1,

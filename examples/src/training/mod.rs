@@ -5,7 +5,6 @@ pub mod checkpoint;
 pub mod clip;
 pub mod cost;
 pub mod data;
-pub mod gemm;
 pub mod memory;
 pub mod metrics;
 pub mod optimizer_step;
@@ -15,6 +14,7 @@ pub mod plots;
 pub mod report;
 pub mod schedule;
 pub mod selection;
+pub mod timing;
 pub mod vocabulary;
 
 pub use tree_training_devices as device;

@@ -81,6 +81,31 @@ pub enum StepError {
     },
 }
 
+/// Dtypes in which a model computes; its norms, parameters and optimizer stay as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Precision {
+    /// The blocks.
+    pub blocks: FloatDType,
+    /// Embedding and head, which may be one matrix.
+    pub head: FloatDType,
+}
+
+impl Precision {
+    /// Everything in f32.
+    pub const F32: Self = Self {
+        blocks: FloatDType::F32,
+        head: FloatDType::F32,
+    };
+
+    /// The copy of `master` that computes; nothing is copied for what has its dtype already.
+    pub fn shadow<M: Module>(self, master: &M) -> M {
+        let norm = |path: &str| path.contains("norm");
+        let head = |path: &str| path.contains("lm_head") || path.contains("embed_tokens");
+        let blocks = shadow(master, self.blocks, |path| norm(path) || head(path));
+        shadow(&blocks, self.head, |path| norm(path) || !head(path))
+    }
+}
+
 /// A model in training with its optimizer.
 #[derive(Clone)]
 pub struct Trainer<M> {
@@ -90,8 +115,10 @@ pub struct Trainer<M> {
     pub optimizer: ModuleOptimizer,
     /// Largest global norm of the gradients; not clipped if `None`.
     pub max_gradient_norm: Option<f64>,
-    /// Dtype of the forward and backward pass; norms and the head stay as they are.
-    pub compute_dtype: FloatDType,
+    /// Dtypes of the forward and backward pass.
+    pub precision: Precision,
+    /// How rows are projected on the vocabulary.
+    pub head: LmHeadOptions,
     /// The device of the model.
     pub device: Device,
 }
@@ -108,23 +135,23 @@ impl<M: Module + TreeModel> Trainer<M> {
         learning_rate: ModuleLearningRate,
     ) -> Result<StepOutcome, StepError> {
         let start = Instant::now();
-        // Does nothing if the parameters have that dtype already.
-        let worker = shadow(&self.model, self.compute_dtype, stays_wide);
-        let (loss, gradients) = gradients(&worker, packs, &self.device);
-        let gradient_norm = global_norm(&self.model, &gradients);
+        let worker = self.precision.shadow(&self.model);
+        let (losses, gradients) = gradients(&worker, packs, self.head, &self.device);
+        drop(worker);
+        // Everything is submitted before anything is waited for: the device computes without a
+        // break. If the numbers turn out not to be finite, the step is taken back.
+        let before = (self.model.clone(), self.optimizer.clone());
+        let norm = self.update(gradients, learning_rate);
+        let loss = sum_on_host(losses);
+        let gradient_norm = norm.map_or(0.0, |norm| norm.into_scalar::<f64>());
         if !loss.is_finite() || !gradient_norm.is_finite() {
+            (self.model, self.optimizer) = before;
             return Err(StepError::NotFinite {
                 loss,
                 gradient_norm,
             });
         }
-        let gradients = match self.max_gradient_norm {
-            Some(max) => clip_global_norm(&self.model, gradients, gradient_norm, max),
-            None => gradients,
-        };
-        self.model = self
-            .optimizer
-            .step(learning_rate, self.model.clone(), gradients);
+        drop(before);
         let _ = self.device.sync();
         Ok(StepOutcome {
             loss,
@@ -132,59 +159,81 @@ impl<M: Module + TreeModel> Trainer<M> {
             seconds: start.elapsed().as_secs_f64(),
         })
     }
+
+    /// Clips the gradients and updates the parameters; returns the norm before clipping, `[1]`.
+    pub fn update(
+        &mut self,
+        gradients: GradientsParams,
+        learning_rate: ModuleLearningRate,
+    ) -> Option<Tensor<1>> {
+        let norm = global_norm(&self.model, &gradients);
+        let gradients = match (self.max_gradient_norm, &norm) {
+            (Some(max), Some(norm)) => clip_global_norm(&self.model, gradients, norm, max),
+            _ => gradients,
+        };
+        self.model = self
+            .optimizer
+            .step(learning_rate, self.model.clone(), gradients);
+        norm
+    }
 }
 
-/// Norms, the head and the embedding (which may be the head) are not rounded.
-fn stays_wide(path: &str) -> bool {
-    ["norm", "lm_head", "embed_tokens"]
-        .iter()
-        .any(|name| path.contains(name))
-}
-
-/// Loss and gradients of one optimizer step, pack by pack; the gradients in at least f32.
+/// Loss of each pack of one optimizer step, and the gradients of their sum in at least f32.
 pub fn gradients<M: Module + TreeModel>(
     model: &M,
     packs: &[Pack],
+    head: LmHeadOptions,
     device: &Device,
-) -> (f64, GradientsParams) {
+) -> (Vec<Tensor<1>>, GradientsParams) {
     let mut accumulator = GradientsAccumulator::new();
     let mut losses = Vec::with_capacity(packs.len());
     for pack in packs {
-        let loss = loss_of_pack(model, pack, device);
+        let loss = loss_of_pack(model, pack, head, device);
         losses.push(loss.clone().inner());
         let gradients = GradientsParams::from_grads(loss.backward(), model);
         accumulator.accumulate(model, widen_gradients(gradients, model));
     }
-    (sum_on_host(losses), accumulator.grads())
+    (losses, accumulator.grads())
 }
 
 /// Loss of packs without gradients.
-pub fn evaluate<M: Module + TreeModel>(model: &M, packs: &[Pack], device: &Device) -> f64 {
+pub fn evaluate<M: Module + TreeModel>(
+    model: &M,
+    packs: &[Pack],
+    head: LmHeadOptions,
+    device: &Device,
+) -> f64 {
     let model = model.valid();
     let device = device.clone().inner();
     sum_on_host(
         packs
             .iter()
-            .map(|pack| loss_of_pack(&model, pack, &device))
+            .map(|pack| loss_of_pack(&model, pack, head, &device))
             .collect(),
     )
 }
 
 /// The part of the step's loss that comes from one pack, `[1]`.
-pub fn loss_of_pack<M: TreeModel>(model: &M, pack: &Pack, device: &Device) -> Tensor<1> {
+pub fn loss_of_pack<M: TreeModel>(
+    model: &M,
+    pack: &Pack,
+    head: LmHeadOptions,
+    device: &Device,
+) -> Tensor<1> {
     let batch = TreeBatch::new(std::slice::from_ref(pack), device);
     let context = BlockContext::new(&batch);
     let hidden = model.hidden_states(batch.tokens, &context);
-    let options = LmHeadOptions::default();
-    let log_probs = token_log_probs(hidden, model.head_weight(), &batch.occurrences, options);
+    let log_probs = token_log_probs(hidden, model.head_weight(), &batch.occurrences, head);
     sft_loss(log_probs.log_probs, &batch.occurrences)
 }
 
+/// The sum of losses of one element each, read in one transfer.
 fn sum_on_host(losses: Vec<Tensor<1>>) -> f64 {
-    losses
-        .into_iter()
-        .map(|loss| loss.into_scalar::<f64>())
-        .sum()
+    if losses.is_empty() {
+        return 0.0;
+    }
+    let losses = Tensor::cat(losses, 0).into_data().convert::<f64>();
+    losses.iter::<f64>().sum()
 }
 
 #[cfg(test)]
@@ -253,13 +302,18 @@ mod tests {
         let model = Qwen3::random(&config(0.2), 1, FloatDType::F32, &device);
         let (one, four) = (packs(64), packs(9));
         assert_eq!((one.len(), four.len()), (1, 4));
-        let (loss_of_one, gradients_of_one) = gradients(&model, &one, &device);
-        let (loss_of_four, gradients_of_four) = gradients(&model, &four, &device);
+        let head = LmHeadOptions::default();
+        let (losses_of_one, gradients_of_one) = gradients(&model, &one, head, &device);
+        let (losses_of_four, gradients_of_four) = gradients(&model, &four, head, &device);
+        let [loss_of_one, loss_of_four] = [losses_of_one, losses_of_four].map(sum_on_host);
         // Sums in f32 in another order.
         assert!((loss_of_one - loss_of_four).abs() < 1e-6 * loss_of_one);
-        let norms = [&gradients_of_one, &gradients_of_four].map(|g| global_norm(&model, g));
+        let norms = [&gradients_of_one, &gradients_of_four].map(|gradients| {
+            let norm = global_norm(&model, gradients).unwrap();
+            norm.into_scalar::<f64>()
+        });
         assert!((norms[0] - norms[1]).abs() < 1e-5 * norms[0], "{norms:?}");
-        let loss = evaluate(&model, &four, &device);
+        let loss = evaluate(&model, &four, head, &device);
         assert!((loss - loss_of_four).abs() < 1e-6 * loss);
     }
 
@@ -273,7 +327,8 @@ mod tests {
             model,
             optimizer,
             max_gradient_norm: Some(1.0),
-            compute_dtype: FloatDType::F32,
+            precision: Precision::F32,
+            head: LmHeadOptions::default(),
             device,
         };
         let error = trainer.step(&packs(64), 1e-3.into()).unwrap_err();

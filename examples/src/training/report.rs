@@ -4,8 +4,8 @@ use burn_tree_train::{ModelCost, StepBound, StepCounts};
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{CellAlignment, Table};
 
-use super::gemm::median;
 use super::metrics::{PassRecord, StepRecord};
+use super::timing::median;
 
 /// One line about a step.
 pub fn step_line(record: &StepRecord, total_steps: usize) -> String {

@@ -28,7 +28,7 @@ fn config() -> Qwen3Config {
 fn routers(model: &Qwen3, pack: &Pack, device: &Device) -> Vec<RouterOutput> {
     let batch = TreeBatch::new(std::slice::from_ref(pack), device);
     let context = block_context(&batch, device);
-    let mut x = model.embed(batch.tokens);
+    let mut x = model.embed(batch.tokens, &context);
     let mut routers = Vec::new();
     for index in 0..model.n_blocks() {
         let (y, outputs) = model.block(index, x, &context, None);

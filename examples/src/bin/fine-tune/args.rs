@@ -70,9 +70,17 @@ pub struct Args {
     /// model with random weights does not dominate.
     #[arg(long, help_heading = "Model")]
     pub compact_vocab: bool,
-    /// Dtype of the forward and backward pass; parameters and the optimizer stay f32.
+    /// Dtype of the blocks in the forward and backward pass; parameters, norms and the optimizer
+    /// stay f32.
     #[arg(long, value_enum, default_value_t = ComputeDtype::F32, help_heading = "Model")]
     pub compute_dtype: ComputeDtype,
+    /// Dtype of embedding and head in the forward and backward pass.
+    #[arg(long, value_enum, default_value_t = ComputeDtype::F32, help_heading = "Model")]
+    pub head_dtype: ComputeDtype,
+    /// Rows projected on the vocabulary at a time; about 16 million logits if not given. A GPU wants
+    /// thousands.
+    #[arg(long, value_name = "ROWS", help_heading = "Model")]
+    pub head_chunk_rows: Option<NonZeroUsize>,
     /// Train low-rank adapters of this rank on all projections of the blocks, and nothing else.
     #[arg(long, value_name = "RANK", help_heading = "Model")]
     pub lora_rank: Option<NonZeroUsize>,

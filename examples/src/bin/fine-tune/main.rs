@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn_tree_train::LmHeadOptions;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use tree_pack::{PackOptions, Trajectory, build_forests};
@@ -24,14 +25,16 @@ use tree_training_examples::training::checkpoint::{self, RunState};
 use tree_training_examples::training::cost::ModelSize;
 use tree_training_examples::training::data::{self, DataOptions, TextOptions};
 use tree_training_examples::training::device::device_by_name;
-use tree_training_examples::training::gemm::gemm_flops_per_second;
 use tree_training_examples::training::memory::{self, peak_memory};
 use tree_training_examples::training::metrics::{MetricsLog, StepRecord};
-use tree_training_examples::training::optimizer_step::{AdamWOptions, Trainer, adamw, evaluate};
+use tree_training_examples::training::optimizer_step::{
+    AdamWOptions, Precision, Trainer, adamw, evaluate,
+};
 use tree_training_examples::training::pass::{Pass, compare};
 use tree_training_examples::training::plan::{Sharing, StepPlan, largest_tree};
 use tree_training_examples::training::report;
 use tree_training_examples::training::schedule::Schedule;
+use tree_training_examples::training::timing::{Repetitions, product_rate};
 use tree_training_examples::training::vocabulary::CompactVocabulary;
 
 use args::{Args, LoraExport};
@@ -143,11 +146,19 @@ fn run(args: Args) -> Result<()> {
     if let Some(checkpoint) = &resumed {
         optimizer = checkpoint::load_optimizer(checkpoint, optimizer)?;
     }
+    let head = LmHeadOptions {
+        chunk_rows: args.head_chunk_rows.map(NonZeroUsize::get),
+        ..Default::default()
+    };
     let trainer = Trainer {
         model,
         optimizer,
         max_gradient_norm: (args.max_grad_norm > 0.0).then_some(args.max_grad_norm),
-        compute_dtype: args.compute_dtype.dtype(),
+        precision: Precision {
+            blocks: args.compute_dtype.dtype(),
+            head: args.head_dtype.dtype(),
+        },
+        head,
         device: device.clone(),
     };
     let mut passes = Vec::new();
@@ -160,7 +171,17 @@ fn run(args: Args) -> Result<()> {
 
     // The training loop.
     let gemm_shape = [4096, config.hidden_size, config.intermediate_size];
-    let gemm_rate = gemm_flops_per_second(&device.clone().inner(), gemm_shape, 5);
+    let repetitions = Repetitions {
+        warm_up: 2,
+        samples: 5,
+        runs: 1,
+    };
+    let gemm_rate = product_rate(
+        &device.clone().inner(),
+        gemm_shape,
+        args.compute_dtype.dtype(),
+        repetitions,
+    );
     let mut scheduler = schedule.init(completed_steps)?;
     let progress = progress_bar(total_steps, completed_steps);
     for step in completed_steps..total_steps {
@@ -187,7 +208,7 @@ fn run(args: Args) -> Result<()> {
         let due = |every: usize| last || (every > 0 && (step + 1).is_multiple_of(every));
         let trainer = &passes[0].trainer;
         if !validation.is_empty() && due(args.validate_every) {
-            record.validation_loss = Some(evaluate(&trainer.model, &validation, &device));
+            record.validation_loss = Some(evaluate(&trainer.model, &validation, head, &device));
         }
         metrics.write(&record)?;
         if args.checkpoint_every > 0 && due(args.checkpoint_every) {

@@ -56,6 +56,7 @@ pub fn settings(
         ("model", json!(args.model)),
         ("compact-vocab", json!(args.compact_vocab)),
         ("compute-dtype", json!(args.compute_dtype)),
+        ("head-dtype", json!(args.head_dtype)),
         ("lora-rank", json!(args.lora_rank)),
         ("lora-alpha", json!(args.lora_rank.map(|_| args.lora_alpha))),
         ("training data", json!(digest(&data.training))),

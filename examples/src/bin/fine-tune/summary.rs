@@ -115,6 +115,7 @@ pub fn print_memory(
     let mut run = RunSize {
         pack_tokens: 0,
         projected_rows: 0,
+        head_chunk_rows: args.head_chunk_rows.map(|rows| rows.get() as u64),
         packs_per_step: 0,
         compute_bytes: match args.compute_dtype {
             ComputeDtype::F32 => 4,
@@ -210,7 +211,8 @@ pub fn print_result(
     println!("{}", table(&header, rows));
     let [rows, inner, columns] = gemm_shape;
     println!(
-        "GEMM rate of this machine: {} GFLOP/s ([{rows}, {inner}] x [{inner}, {columns}] in f32)",
+        "GEMM rate of this machine: {} GFLOP/s ([{rows}, {inner}] x [{inner}, {columns}], in the \
+         dtype of the blocks)",
         giga(gemm_rate)
     );
     let Some(comparison) = Comparison::new(records, cost) else {

@@ -1,0 +1,5 @@
+//! What the benchmark programs share: trees to measure on, and how to measure.
+
+pub mod attention;
+pub mod products;
+pub mod trees;

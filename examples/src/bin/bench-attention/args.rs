@@ -1,0 +1,115 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use burn::tensor::DType;
+use clap::{Parser, ValueEnum};
+use tree_training_examples::benchmark::attention::Heads;
+
+/// Useful TFLOP/s of tree attention, forward and backward, by tree.
+///
+/// Useful operations are 4 d per visible (query, key) pair and query head forward, and 2.5 times
+/// that backward.
+#[derive(Parser, Debug, Clone)]
+#[command(name = "bench-attention", version)]
+pub struct Args {
+    /// Where to compute.
+    #[arg(long, default_value = "flex")]
+    pub device: String,
+    /// Tokens of the synthetic trees, and of the recorded pack at most.
+    #[arg(long, default_value_t = 16_384)]
+    pub rows: usize,
+    /// star16, comb, leaf40, causal, and recorded: a pack of the recorded runs.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_values = ["star16", "comb", "leaf40", "causal", "recorded"]
+    )]
+    pub trees: Vec<String>,
+    /// Runs in token form of which a pack is made.
+    #[arg(long, value_name = "FILE", default_value = "data/tokens/toolbench_dfsdt.jsonl.gz")]
+    pub data: PathBuf,
+    /// Query and key/value heads.
+    #[arg(long, value_delimiter = ',', default_values = ["16/8", "32/8"])]
+    pub heads: Vec<HeadCounts>,
+    /// Features of a head.
+    #[arg(long, default_value_t = 128)]
+    pub head_dim: usize,
+    /// Dtypes of the inputs.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Dtype::F32])]
+    pub dtypes: Vec<Dtype>,
+    /// Measurements of which the median is taken.
+    #[arg(long, default_value_t = 5)]
+    pub samples: usize,
+    /// Runs of one measurement.
+    #[arg(long, default_value_t = 10)]
+    pub runs: usize,
+    /// Rows of the comparison with Burn's own attention; not compared if not given.
+    #[arg(long, value_delimiter = ',')]
+    pub burn_rows: Vec<usize>,
+    /// Rows and keys per head that are checked against a computation in f64; 0 checks nothing.
+    #[arg(long, default_value_t = 8)]
+    pub checked: usize,
+    /// Only save the packs in this folder, for other programs to run.
+    #[arg(long, value_name = "FOLDER")]
+    pub write_packs: Option<PathBuf>,
+    /// Write all figures as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+impl Args {
+    /// Heads with their features.
+    pub fn heads(&self) -> impl Iterator<Item = Heads> {
+        self.heads.iter().map(|counts| Heads {
+            query: counts.query,
+            key_value: counts.key_value,
+            dim: self.head_dim,
+        })
+    }
+}
+
+/// `16/8`: query heads, key and value heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadCounts {
+    query: usize,
+    key_value: usize,
+}
+
+impl FromStr for HeadCounts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let error = || format!("{text:?}: expected two counts such as 16/8, the first a multiple of the second");
+        let (query, key_value) = text.split_once('/').ok_or_else(error)?;
+        let count = |text: &str| text.parse::<usize>().ok().filter(|&count| count > 0);
+        let (query, key_value) = count(query).zip(count(key_value)).ok_or_else(error)?;
+        match query % key_value {
+            0 => Ok(Self { query, key_value }),
+            _ => Err(error()),
+        }
+    }
+}
+
+/// Dtype of the inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dtype {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit floats.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl Dtype {
+    /// The dtype of tensors.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Bf16 => DType::BF16,
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Useful TFLOP/s of tree attention by tree.
+
+mod accuracy;
+mod args;
+mod burn_attention;
+mod packs;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use burn::tensor::Device;
+use burn_tree_attn::TreeMask;
+use clap::Parser;
+use serde::Serialize;
+use tree_training_examples::benchmark::attention::{AttentionInputs, Heads};
+use tree_training_examples::training::atomic;
+use tree_training_examples::training::device::device_by_name;
+use tree_training_examples::training::memory::format_bytes;
+use tree_training_examples::training::report::table;
+use tree_training_examples::training::timing::{Repetitions, seconds};
+
+use accuracy::Errors;
+use args::{Args, Dtype};
+use packs::NamedPack;
+
+/// One tree, dtype, number of heads and implementation.
+#[derive(Clone, Debug, Serialize)]
+struct Measured {
+    tree: String,
+    heads: String,
+    dtype: String,
+    rows: usize,
+    visible_share: f64,
+    /// Host time of the mask.
+    mask_seconds: f64,
+    forward_seconds: f64,
+    backward_seconds: f64,
+    /// Useful TFLOP/s.
+    forward_tflops: f64,
+    /// Useful TFLOP/s.
+    backward_tflops: f64,
+    errors: Option<Errors>,
+}
+
+/// Everything that was measured.
+#[derive(Serialize)]
+struct Results {
+    attention: Vec<Measured>,
+    burn: Vec<burn_attention::Comparison>,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    let packs = packs::packs(args)?;
+    if let Some(folder) = &args.write_packs {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("--write-packs {}", folder.display()))?;
+        for NamedPack { name, step } in &packs {
+            step.save(folder.join(format!("{name}.safetensors")))?;
+        }
+        return Ok(());
+    }
+    let device = device_by_name(&args.device)?;
+    let mut results = Results {
+        attention: Vec::new(),
+        burn: Vec::new(),
+    };
+    for pack in &packs {
+        for heads in args.heads() {
+            for &dtype in &args.dtypes {
+                let measured = measure(pack, heads, dtype, &device, args)?;
+                println!("{}", line(&measured));
+                results.attention.push(measured);
+            }
+        }
+    }
+    let heads = args.heads().next().context("--heads: none")?;
+    let dtype = args.dtypes.first().context("--dtypes: none")?.dtype();
+    for &rows in &args.burn_rows {
+        let comparison = burn_attention::compare(rows, heads, dtype, &device, repetitions(args));
+        results.burn.push(comparison);
+    }
+    print_table(&results.attention);
+    print_burn_table(&results.burn);
+    if let Some(file) = &args.json {
+        atomic::write(file, &serde_json::to_vec_pretty(&results)?)?;
+    }
+    Ok(())
+}
+
+fn repetitions(args: &Args) -> Repetitions {
+    Repetitions {
+        warm_up: 2,
+        samples: args.samples,
+        runs: args.runs,
+    }
+}
+
+fn measure(
+    pack: &NamedPack,
+    heads: Heads,
+    dtype: Dtype,
+    device: &Device,
+    args: &Args,
+) -> Result<Measured> {
+    let row = &pack.step.packs[0];
+    let start = Instant::now();
+    let mask = TreeMask::from_layouts(std::slice::from_ref(&row.layout), row.padded_len, device);
+    let mask_seconds = start.elapsed().as_secs_f64();
+    let inputs = AttentionInputs::random(&mask, heads, dtype.dtype())
+        .with_context(|| format!("{dtype:?}"))?;
+
+    let output = inputs.forward();
+    let errors = (args.checked > 0).then(|| {
+        let gradients = inputs.backward(&output);
+        let visibility = mask.visibility();
+        accuracy::errors(&inputs, &output, &gradients, visibility, heads, args.checked)
+    });
+    let repetitions = repetitions(args);
+    let forward_seconds = seconds(device, repetitions, || inputs.forward());
+    let backward_seconds = seconds(device, repetitions, || inputs.backward(&output));
+    let pairs = mask.visible_pairs();
+    Ok(Measured {
+        tree: pack.name.clone(),
+        heads: format!("{}/{}", heads.query, heads.key_value),
+        dtype: format!("{dtype:?}").to_lowercase(),
+        rows: row.padded_len,
+        visible_share: pairs as f64 / (row.padded_len as f64).powi(2),
+        mask_seconds,
+        forward_seconds,
+        backward_seconds,
+        forward_tflops: heads.forward_flops(pairs) / forward_seconds / 1e12,
+        backward_tflops: heads.backward_flops(pairs) / backward_seconds / 1e12,
+        errors,
+    })
+}
+
+fn line(measured: &Measured) -> String {
+    format!(
+        "{} {} {}: forward {:.3} ms, backward {:.3} ms",
+        measured.tree,
+        measured.heads,
+        measured.dtype,
+        measured.forward_seconds * 1e3,
+        measured.backward_seconds * 1e3,
+    )
+}
+
+fn print_table(measured: &[Measured]) {
+    let rows = measured.iter().map(|one| {
+        let error = |value: fn(&Errors) -> f64| match &one.errors {
+            Some(errors) => format!("{:.1e}", value(errors)),
+            None => "-".to_owned(),
+        };
+        vec![
+            one.tree.clone(),
+            one.heads.clone(),
+            one.dtype.clone(),
+            one.rows.to_string(),
+            format!("{:.3}", one.visible_share),
+            format!("{:.2}", one.mask_seconds * 1e3),
+            format!("{:.2}", one.forward_tflops),
+            format!("{:.2}", one.backward_tflops),
+            error(|errors| errors.output),
+            error(Errors::worst_gradient),
+        ]
+    });
+    let header = [
+        "tree",
+        "heads",
+        "dtype",
+        "rows",
+        "visible",
+        "mask ms",
+        "forward TFLOP/s",
+        "backward TFLOP/s",
+        "output error",
+        "worst gradient error",
+    ];
+    println!("{}", table(&header, rows.collect()));
+}
+
+fn print_burn_table(comparisons: &[burn_attention::Comparison]) {
+    if comparisons.is_empty() {
+        return;
+    }
+    let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), format_bytes);
+    let rows = comparisons.iter().map(|one| {
+        vec![
+            one.rows.to_string(),
+            format!("{:.2}", one.tree.seconds * 1e3),
+            format!("{:.2}", one.burn.seconds * 1e3),
+            format!("{:.1}x", one.burn.seconds / one.tree.seconds),
+            bytes(one.tree.bytes),
+            bytes(one.burn.bytes),
+        ]
+    });
+    let header = [
+        "rows of one path",
+        "tree attention ms",
+        "Burn's ms",
+        "faster",
+        "memory",
+        "Burn's memory",
+    ];
+    println!("{}", table(&header, rows.collect()));
+}

@@ -1,0 +1,89 @@
+//! The command line.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use burn::tensor::FloatDType;
+use clap::{Parser, ValueEnum};
+
+/// Times optimizer steps on trees against the same steps on separate trajectories, with a model of
+/// random weights.
+///
+/// Both are packed into rows of the same budget and run through the same operations. Synthetic
+/// steps have the same trajectories' lengths at every overlap, so that the separate step is always
+/// the same work and is timed once; recorded runs make one step of the first tasks of a file.
+#[derive(Parser, Debug, Clone)]
+#[command(name = "bench-train", version)]
+pub struct Args {
+    /// Where to compute.
+    #[arg(long, default_value = "flex")]
+    pub device: String,
+    /// Shape of the model: tiny, small or 0.6b.
+    #[arg(long, default_value = "tiny")]
+    pub model: String,
+    /// Token ids of the model.
+    #[arg(long, default_value_t = 151_936)]
+    pub vocab: usize,
+    /// Dtype of the blocks in the forward and backward pass; norms stay f32.
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    pub dtype: Dtype,
+    /// Dtype of embedding and head in the forward and backward pass.
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    pub head_dtype: Dtype,
+    /// Rows projected on the vocabulary at a time.
+    #[arg(long, value_name = "ROWS")]
+    pub head_chunk_rows: Option<NonZeroUsize>,
+    /// Prefix overlap ratios of the synthetic steps.
+    #[arg(long, value_delimiter = ',', default_values_t = [0.2, 0.4, 0.6, 0.8, 0.92])]
+    pub overlaps: Vec<f64>,
+    /// Tokens of each trajectory of a synthetic step.
+    #[arg(long, default_value_t = 2048)]
+    pub length: usize,
+    /// Trees of 16 trajectories in a synthetic step.
+    #[arg(long, default_value = "8")]
+    pub trees: NonZeroUsize,
+    /// Recorded runs in token form, one step each.
+    #[arg(long, value_name = "FILE")]
+    pub data: Vec<PathBuf>,
+    /// A step of recorded runs takes whole tasks, in the order of the file, while their trajectories
+    /// have no more tokens than this.
+    #[arg(long, value_name = "TOKENS", default_value_t = 131_072)]
+    pub step_tokens: usize,
+    /// Most tokens of a pack.
+    #[arg(long, default_value = "32768")]
+    pub token_budget: NonZeroUsize,
+    /// Steps before those that are timed.
+    #[arg(long, default_value_t = 1)]
+    pub warm_up: usize,
+    /// Steps that are timed.
+    #[arg(long, default_value = "3")]
+    pub repetitions: NonZeroUsize,
+    /// Also time the phases of a step and the operations of a block.
+    #[arg(long)]
+    pub parts: bool,
+    /// Only save the packed steps in this folder, for other programs to run.
+    #[arg(long, value_name = "FOLDER")]
+    pub write_packs: Option<PathBuf>,
+    /// Write all figures as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Dtype of a computation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dtype {
+    /// 32-bit floats.
+    F32,
+    /// bfloat16.
+    Bf16,
+}
+
+impl Dtype {
+    /// The dtype of tensors.
+    pub fn float(self) -> FloatDType {
+        match self {
+            Self::F32 => FloatDType::F32,
+            Self::Bf16 => FloatDType::BF16,
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Optimizer steps on trees against the same steps on separate trajectories.
+
+mod args;
+mod measure;
+mod parts;
+mod results;
+mod steps;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use burn::tensor::FloatDType;
+use burn_tree_train::LmHeadOptions;
+use clap::Parser;
+use tree_training_examples::benchmark::attention::Heads;
+use tree_training_examples::benchmark::products::ProductTimes;
+use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
+use tree_training_examples::training::cost::ModelSize;
+use tree_training_examples::training::device::device_by_name;
+use tree_training_examples::training::optimizer_step::{
+    AdamWOptions, Precision, Trainer, adamw,
+};
+use tree_training_examples::training::timing::Repetitions;
+
+use args::Args;
+use measure::Rates;
+use results::Results;
+
+const ADAMW: AdamWOptions = AdamWOptions {
+    beta1: 0.9,
+    beta2: 0.95,
+    epsilon: 1e-8,
+    weight_decay: 0.1,
+};
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    let steps = steps::steps(args)?;
+    if let Some(folder) = &args.write_packs {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("--write-packs {}", folder.display()))?;
+        return steps.iter().try_for_each(|step| step.save(folder));
+    }
+
+    let device = device_by_name(&args.device)?.autodiff();
+    let config = Qwen3Config::named(&args.model, args.vocab)?;
+    let cost = ModelSize::new(&config, None).cost;
+    let model = Qwen3::random(&config, 0, FloatDType::F32, &device);
+    let mut trainer = Trainer {
+        optimizer: adamw(&model, &ADAMW),
+        model,
+        max_gradient_norm: Some(1.0),
+        precision: Precision {
+            blocks: args.dtype.float(),
+            head: args.head_dtype.float(),
+        },
+        head: LmHeadOptions {
+            chunk_rows: args.head_chunk_rows.map(Into::into),
+            ..Default::default()
+        },
+        device,
+    };
+
+    let rates = rates(args, &config, &trainer, &steps);
+    let mut results = Results::new(&rates);
+    results.print_rates();
+    let mut flat_steps: Vec<(_, measure::Measured)> = Vec::new();
+    for step in &steps {
+        let shape = step.flat_shape();
+        let same = flat_steps.iter().find(|(other, _)| *other == shape);
+        let timed_flat = same.map(|(_, flat)| flat);
+        let comparison = measure::compare(step, timed_flat, &mut trainer, &cost, &rates, args)?;
+        if timed_flat.is_none() {
+            flat_steps.push((shape, comparison.flat.clone()));
+        }
+        results.push(comparison);
+        if args.parts {
+            parts::print(step, &config, &mut trainer, args);
+        }
+    }
+    results.print_tables();
+    if let Some(file) = &args.json {
+        results.write(file)?;
+    }
+    Ok(())
+}
+
+/// Rates of the products with as many rows as most packs have.
+fn rates(
+    args: &Args,
+    config: &Qwen3Config,
+    trainer: &Trainer<Qwen3>,
+    steps: &[steps::BenchStep],
+) -> Rates {
+    let packs = steps.iter().flat_map(|step| &step.flat.packs);
+    let rows = packs.map(|pack| pack.padded_len).max().unwrap_or(1);
+    // As `token_log_probs` chooses where it is not told.
+    let head_rows = trainer.head.chunk_rows.unwrap_or(256).min(rows);
+    let repetitions = Repetitions {
+        warm_up: 2,
+        samples: 3,
+        runs: 5,
+    };
+    let (shadow_seconds, update_seconds) = measure::constants(trainer);
+    Rates {
+        products: ProductTimes::measure(
+            config,
+            [rows, head_rows],
+            [args.dtype.float(), args.head_dtype.float()],
+            &trainer.device.clone().inner(),
+            repetitions,
+        ),
+        shadow_seconds,
+        update_seconds,
+        attention: (
+            Heads {
+                query: config.num_attention_heads,
+                key_value: config.num_key_value_heads,
+                dim: config.head_dim,
+            },
+            config.num_hidden_layers,
+        ),
+    }
+}

@@ -1,0 +1,110 @@
+//! Time of work on a device that computes asynchronously.
+
+use std::time::Instant;
+
+use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+
+/// How often something is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repetitions {
+    /// Runs before anything is timed: kernels are compiled and tuned, pools are filled.
+    pub warm_up: usize,
+    /// Measurements, of which the median is taken.
+    pub samples: usize,
+    /// Runs of one measurement, submitted together, so that the time of submitting one hides
+    /// behind the work of the others.
+    pub runs: usize,
+}
+
+/// Median seconds of one run of `work`, with the device idle before and after each measurement.
+///
+/// Results are kept until the device is done with them: what nobody needs might not be computed.
+///
+/// # Panics
+/// If the device reports an error.
+pub fn seconds<T>(device: &Device, repetitions: Repetitions, mut work: impl FnMut() -> T) -> f64 {
+    let mut sample = |runs: usize| {
+        wait(device);
+        let start = Instant::now();
+        let results: Vec<T> = (0..runs).map(|_| work()).collect();
+        wait(device);
+        let elapsed = start.elapsed().as_secs_f64();
+        drop(results);
+        elapsed / runs as f64
+    };
+    for _ in 0..repetitions.warm_up {
+        sample(1);
+    }
+    let samples = (0..repetitions.samples.max(1)).map(|_| sample(repetitions.runs.max(1)));
+    median(samples.collect())
+}
+
+/// Waits until the device has nothing left to do.
+///
+/// # Panics
+/// If the device reports an error.
+pub fn wait(device: &Device) {
+    device
+        .sync()
+        .unwrap_or_else(|error| panic!("the device failed: {error}"));
+}
+
+/// FLOP/s of the matrix product `[rows, inner] x [inner, columns]` in `dtype`: the rate of the
+/// machine against which a training step is judged.
+pub fn product_rate(
+    device: &Device,
+    [rows, inner, columns]: [usize; 3],
+    dtype: FloatDType,
+    repetitions: Repetitions,
+) -> f64 {
+    let random = |shape| Tensor::<2>::random(shape, Distribution::Default, device).cast(dtype);
+    let (left, right) = (random([rows, inner]), random([inner, columns]));
+    let seconds = seconds(device, repetitions, || left.clone().matmul(right.clone()));
+    2.0 * rows as f64 * inner as f64 * columns as f64 / seconds
+}
+
+/// The middle value, or the mean of the two in the middle. NaN if there are none.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let n = values.len();
+    if n == 0 {
+        f64::NAN
+    } else if n % 2 == 1 {
+        values[n / 2]
+    } else {
+        (values[n / 2 - 1] + values[n / 2]) / 2.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    const REPETITIONS: Repetitions = Repetitions {
+        warm_up: 2,
+        samples: 3,
+        runs: 4,
+    };
+
+    #[test]
+    fn every_run_is_made() {
+        let calls = Cell::new(0);
+        let seconds = seconds(&Device::flex(), REPETITIONS, || calls.set(calls.get() + 1));
+        assert_eq!(calls.get(), 2 + 3 * 4);
+        assert!(seconds >= 0.0);
+    }
+
+    #[test]
+    fn a_rate_is_measured() {
+        let rate = product_rate(&Device::flex(), [64; 3], FloatDType::F32, REPETITIONS);
+        assert!(rate.is_finite() && rate > 0.0);
+    }
+
+    #[test]
+    fn median_of_odd_even_and_no_values() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(vec![]).is_nan());
+    }
+}
