@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use burn_tree_attn::{
-    AttentionSettings, TreeAttentionError, TreeAttentionOps,
+    AttentionImplementation, AttentionSettings, TreeAttentionError, TreeAttentionOps,
     TreeAttentionOptions, TreeMask, Visibility, try_tree_attention,
 };
 
@@ -66,6 +66,7 @@ impl AttentionInputs {
         mask: &TreeMask,
         heads: Heads,
         dtype: DType,
+        implementation: AttentionImplementation,
     ) -> Result<Self, TreeAttentionError> {
         let device = mask.device();
         let random = |count| {
@@ -78,7 +79,10 @@ impl AttentionInputs {
             random(heads.key_value),
         );
         // Checks the arguments, which the operations do not.
-        let options = TreeAttentionOptions::default();
+        let options = TreeAttentionOptions {
+            implementation,
+            ..Default::default()
+        };
         try_tree_attention(query.clone(), key.clone(), value.clone(), mask, options)?;
         let visibility = mask.visibility().clone();
         let column = |values: &[u32], length: usize| -> Tensor<2, Int> {
@@ -101,6 +105,7 @@ impl AttentionInputs {
                 scale: (heads.dim as f64).sqrt().recip(),
                 softcap: None,
                 sliding_window: None,
+                implementation,
             },
         })
     }

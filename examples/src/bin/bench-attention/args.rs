@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use burn::tensor::DType;
+use burn_tree_attn::AttentionImplementation;
 use clap::{Parser, ValueEnum};
 use tree_training_examples::benchmark::attention::Heads;
 
@@ -39,6 +40,14 @@ pub struct Args {
     /// Dtypes of the inputs.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Dtype::F32])]
     pub dtypes: Vec<Dtype>,
+    /// Implementations of the operation.
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_values_t = [Implementation::Automatic]
+    )]
+    pub implementations: Vec<Implementation>,
     /// Measurements of which the median is taken.
     #[arg(long, default_value_t = 5)]
     pub samples: usize,
@@ -110,6 +119,31 @@ impl Dtype {
             Self::F32 => DType::F32,
             Self::F16 => DType::F16,
             Self::Bf16 => DType::BF16,
+        }
+    }
+}
+
+/// Implementation of the operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Implementation {
+    /// The fastest that runs.
+    Automatic,
+    /// Burn's own operations.
+    Generic,
+    /// CubeCL kernels for all runtimes.
+    Portable,
+    /// CubeCL kernels with matrix instructions.
+    Accelerated,
+}
+
+impl Implementation {
+    /// The option of tree attention.
+    pub fn attention(self) -> AttentionImplementation {
+        match self {
+            Self::Automatic => AttentionImplementation::Automatic,
+            Self::Generic => AttentionImplementation::Generic,
+            Self::Portable => AttentionImplementation::Portable,
+            Self::Accelerated => AttentionImplementation::Accelerated,
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use burn::tensor::Device;
-use burn_tree_attn::TreeMask;
+use burn_tree_attn::{AttentionImplementation, TreeMask};
 use clap::Parser;
 use serde::Serialize;
 use tree_training_examples::benchmark::attention::{AttentionInputs, Heads};
@@ -30,6 +30,7 @@ struct Measured {
     tree: String,
     heads: String,
     dtype: String,
+    implementation: String,
     rows: usize,
     visible_share: f64,
     /// Host time of the mask.
@@ -78,9 +79,13 @@ fn run(args: &Args) -> Result<()> {
     for pack in &packs {
         for heads in args.heads() {
             for &dtype in &args.dtypes {
-                let measured = measure(pack, heads, dtype, &device, args)?;
-                println!("{}", line(&measured));
-                results.attention.push(measured);
+                for &implementation in &args.implementations {
+                    let implementation = implementation.attention();
+                    let measured = measure(pack, heads, dtype, implementation, &device, args)?;
+                    println!("{}", line(&measured));
+                    results.attention.push(measured);
+                    write(args, &results)?;
+                }
             }
         }
     }
@@ -92,8 +97,13 @@ fn run(args: &Args) -> Result<()> {
     }
     print_table(&results.attention);
     print_burn_table(&results.burn);
+    write(args, &results)
+}
+
+/// Writes what has been measured so far.
+fn write(args: &Args, results: &Results) -> Result<()> {
     if let Some(file) = &args.json {
-        atomic::write(file, &serde_json::to_vec_pretty(&results)?)?;
+        atomic::write(file, &serde_json::to_vec_pretty(results)?)?;
     }
     Ok(())
 }
@@ -110,6 +120,7 @@ fn measure(
     pack: &NamedPack,
     heads: Heads,
     dtype: Dtype,
+    implementation: AttentionImplementation,
     device: &Device,
     args: &Args,
 ) -> Result<Measured> {
@@ -117,8 +128,8 @@ fn measure(
     let start = Instant::now();
     let mask = TreeMask::from_layouts(std::slice::from_ref(&row.layout), row.padded_len, device);
     let mask_seconds = start.elapsed().as_secs_f64();
-    let inputs = AttentionInputs::random(&mask, heads, dtype.dtype())
-        .with_context(|| format!("{dtype:?}"))?;
+    let inputs = AttentionInputs::random(&mask, heads, dtype.dtype(), implementation)
+        .with_context(|| format!("{implementation:?} in {dtype:?}"))?;
 
     let output = inputs.forward();
     let errors = (args.checked > 0).then(|| {
@@ -134,6 +145,7 @@ fn measure(
         tree: pack.name.clone(),
         heads: format!("{}/{}", heads.query, heads.key_value),
         dtype: format!("{dtype:?}").to_lowercase(),
+        implementation: format!("{implementation:?}").to_lowercase(),
         rows: row.padded_len,
         visible_share: pairs as f64 / (row.padded_len as f64).powi(2),
         mask_seconds,
@@ -147,10 +159,11 @@ fn measure(
 
 fn line(measured: &Measured) -> String {
     format!(
-        "{} {} {}: forward {:.3} ms, backward {:.3} ms",
+        "{} {} {} {}: forward {:.3} ms, backward {:.3} ms",
         measured.tree,
         measured.heads,
         measured.dtype,
+        measured.implementation,
         measured.forward_seconds * 1e3,
         measured.backward_seconds * 1e3,
     )
@@ -166,6 +179,7 @@ fn print_table(measured: &[Measured]) {
             one.tree.clone(),
             one.heads.clone(),
             one.dtype.clone(),
+            one.implementation.clone(),
             one.rows.to_string(),
             format!("{:.3}", one.visible_share),
             format!("{:.2}", one.mask_seconds * 1e3),
@@ -179,6 +193,7 @@ fn print_table(measured: &[Measured]) {
         "tree",
         "heads",
         "dtype",
+        "implementation",
         "rows",
         "visible",
         "mask ms",

@@ -83,14 +83,15 @@ fn run(args: &Args) -> Result<()> {
             flat_steps.push((shape, comparison.flat.clone()));
         }
         results.push(comparison);
+        // What is measured is kept if a later step fails.
+        if let Some(file) = &args.json {
+            results.write(file)?;
+        }
         if args.parts {
             parts::print(step, &config, &mut trainer, args);
         }
     }
     results.print_tables();
-    if let Some(file) = &args.json {
-        results.write(file)?;
-    }
     Ok(())
 }
 
@@ -110,6 +111,7 @@ fn rates(
         samples: 3,
         runs: 5,
     };
+    println!("Measuring the rates of this machine");
     let (shadow_seconds, update_seconds) = measure::constants(trainer);
     Rates {
         products: ProductTimes::measure(

@@ -170,7 +170,7 @@ fn attention_rate(
     let largest = step.packs.iter().max_by_key(|pack| pack.layout.len());
     let pack = largest.expect("a step has packs");
     let mask = mask_of(&pack.layout, pack.padded_len, device);
-    let inputs = AttentionInputs::random(&mask, heads, dtype)?;
+    let inputs = AttentionInputs::random(&mask, heads, dtype, Default::default())?;
     let repetitions = Repetitions {
         warm_up: 2,
         samples: 3,
