@@ -53,10 +53,7 @@ fn tensors_hold_the_packs() {
         integers(&batch.tokens),
         [11, 12, 13, 14, 0, 21, 22, 0, 0, 0]
     );
-    assert_eq!(
-        batch.host_tokens(),
-        [11, 12, 13, 14, 0, 21, 22, 0, 0, 0]
-    );
+    assert_eq!(batch.host_tokens(), [11, 12, 13, 14, 0, 21, 22, 0, 0, 0]);
     assert_eq!(
         integers(&batch.position_ids),
         [0, 1, 2, 1, 0, 0, 1, 0, 0, 0]

@@ -9,7 +9,6 @@ use burn_tree_attn::{
     TreeAttentionOptions, TreeMask, Visibility, try_tree_attention,
 };
 
-
 /// Query and key/value heads, and features of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {

@@ -144,8 +144,7 @@ mod tests {
             runs: 1,
         };
         let dtypes = [FloatDType::F32; 2];
-        let times =
-            ProductTimes::measure(&config, [8, 4], dtypes, &Device::flex(), repetitions);
+        let times = ProductTimes::measure(&config, [8, 4], dtypes, &Device::flex(), repetitions);
         let counts = StepCounts {
             tokens: 100,
             visible_pairs: 0,
@@ -155,6 +154,12 @@ mod tests {
         let expected = ModelSize::new(&config, None).cost.step_flops(&counts);
         assert!((times.flops(&counts) - expected).abs() < 1e-9 * expected);
         assert!(times.seconds(&counts) > 0.0);
-        assert!(times.by_shape.iter().flat_map(|(_, rates)| rates).all(|rate| rate.is_finite()));
+        assert!(
+            times
+                .by_shape
+                .iter()
+                .flat_map(|(_, rates)| rates)
+                .all(|rate| rate.is_finite())
+        );
     }
 }

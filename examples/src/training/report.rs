@@ -132,6 +132,17 @@ pub fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
     table.to_string()
 }
 
+/// A rate in TFLOP/s with three digits, of small devices, too.
+pub fn tera(flops_per_second: f64) -> String {
+    let rate = flops_per_second / 1e12;
+    match rate {
+        100.0.. => format!("{rate:.0}"),
+        10.0.. => format!("{rate:.1}"),
+        1.0.. => format!("{rate:.2}"),
+        _ => format!("{rate:.4}"),
+    }
+}
+
 /// A count with its thousands set apart: `367 389`.
 pub fn grouped(count: u64) -> String {
     let digits = count.to_string();
@@ -213,6 +224,12 @@ mod tests {
         one.comparison = None;
         assert_eq!(Comparison::new(&[one], &COST), None);
         assert_eq!(Throughput::new(&[], |record| record.tree), None);
+    }
+
+    #[test]
+    fn rates_have_three_digits() {
+        let rates = [512.34e12, 51.23e12, 5.123e12, 51.2e9];
+        assert_eq!(rates.map(tera), ["512", "51.2", "5.12", "0.0512"]);
     }
 
     #[test]

@@ -160,7 +160,11 @@ impl<'a> Host<'a> {
             let probability = (score - max).exp() / sum;
             let of_probability = dot(grad_output, self.key_value(&self.value, kv_head, key));
             let of_score = self.scale * probability * (of_probability - delta);
-            add_scaled(&mut gradient, of_score, self.key_value(&self.key, kv_head, key));
+            add_scaled(
+                &mut gradient,
+                of_score,
+                self.key_value(&self.key, kv_head, key),
+            );
         }
         (output, gradient)
     }

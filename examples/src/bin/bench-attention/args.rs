@@ -29,7 +29,11 @@ pub struct Args {
     )]
     pub trees: Vec<String>,
     /// Runs in token form of which a pack is made.
-    #[arg(long, value_name = "FILE", default_value = "data/tokens/toolbench_dfsdt.jsonl.gz")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "data/tokens/toolbench_dfsdt.jsonl.gz"
+    )]
     pub data: PathBuf,
     /// Query and key/value heads.
     #[arg(long, value_delimiter = ',', default_values = ["16/8", "32/8"])]
@@ -90,7 +94,11 @@ impl FromStr for HeadCounts {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let error = || format!("{text:?}: expected two counts such as 16/8, the first a multiple of the second");
+        let error = || {
+            format!(
+                "{text:?}: expected two counts such as 16/8, the first a multiple of the second"
+            )
+        };
         let (query, key_value) = text.split_once('/').ok_or_else(error)?;
         let count = |text: &str| text.parse::<usize>().ok().filter(|&count| count > 0);
         let (query, key_value) = count(query).zip(count(key_value)).ok_or_else(error)?;

@@ -53,7 +53,14 @@ pub fn compare(
             is_causal: true,
             ..Default::default()
         };
-        attention(query.clone(), key.clone(), value.clone(), None, None, options)
+        attention(
+            query.clone(),
+            key.clone(),
+            value.clone(),
+            None,
+            None,
+            options,
+        )
     });
     Comparison { rows, tree, burn }
 }

@@ -17,7 +17,7 @@ use tree_training_examples::benchmark::attention::{AttentionInputs, Heads};
 use tree_training_examples::training::atomic;
 use tree_training_examples::training::device::device_by_name;
 use tree_training_examples::training::memory::format_bytes;
-use tree_training_examples::training::report::table;
+use tree_training_examples::training::report::{table, tera};
 use tree_training_examples::training::timing::{Repetitions, seconds};
 
 use accuracy::Errors;
@@ -135,7 +135,14 @@ fn measure(
     let errors = (args.checked > 0).then(|| {
         let gradients = inputs.backward(&output);
         let visibility = mask.visibility();
-        accuracy::errors(&inputs, &output, &gradients, visibility, heads, args.checked)
+        accuracy::errors(
+            &inputs,
+            &output,
+            &gradients,
+            visibility,
+            heads,
+            args.checked,
+        )
     });
     let repetitions = repetitions(args);
     let forward_seconds = seconds(device, repetitions, || inputs.forward());
@@ -183,8 +190,8 @@ fn print_table(measured: &[Measured]) {
             one.rows.to_string(),
             format!("{:.3}", one.visible_share),
             format!("{:.2}", one.mask_seconds * 1e3),
-            format!("{:.2}", one.forward_tflops),
-            format!("{:.2}", one.backward_tflops),
+            tera(one.forward_tflops * 1e12),
+            tera(one.backward_tflops * 1e12),
             error(|errors| errors.output),
             error(Errors::worst_gradient),
         ]

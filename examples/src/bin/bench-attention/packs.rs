@@ -27,7 +27,10 @@ pub fn packs(args: &Args) -> Result<Vec<NamedPack>> {
             "recorded" => load_trajectories([&args.data])?,
             _ => TreeShape::named(name, args.rows)
                 .with_context(|| {
-                    format!("--trees {name}: there are {}, recorded", TreeShape::NAMES.join(", "))
+                    format!(
+                        "--trees {name}: there are {}, recorded",
+                        TreeShape::NAMES.join(", ")
+                    )
                 })?
                 .trajectories(name, VOCABULARY),
         };
@@ -50,7 +53,8 @@ fn first_pack(trajectories: &[Trajectory], rows: usize) -> Result<PackedStep> {
         ..PackOptions::new(rows)
     };
     let mut step = pack_step(trajectories, &forests, &options)?;
-    step.packs.sort_by_key(|pack| std::cmp::Reverse(pack.layout.len()));
+    step.packs
+        .sort_by_key(|pack| std::cmp::Reverse(pack.layout.len()));
     step.packs.truncate(1);
     if step.packs.is_empty() {
         bail!("no tree fits");

@@ -17,9 +17,7 @@ use tree_training_examples::benchmark::products::ProductTimes;
 use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
 use tree_training_examples::training::cost::ModelSize;
 use tree_training_examples::training::device::device_by_name;
-use tree_training_examples::training::optimizer_step::{
-    AdamWOptions, Precision, Trainer, adamw,
-};
+use tree_training_examples::training::optimizer_step::{AdamWOptions, Precision, Trainer, adamw};
 use tree_training_examples::training::timing::Repetitions;
 
 use args::Args;

@@ -161,12 +161,7 @@ fn measure<M: Module + TreeModel>(
 }
 
 /// FLOP/s of the attention of the largest pack of a step, forward and backward together.
-fn attention_rate(
-    step: &PackedStep,
-    heads: Heads,
-    dtype: DType,
-    device: &Device,
-) -> Result<f64> {
+fn attention_rate(step: &PackedStep, heads: Heads, dtype: DType, device: &Device) -> Result<f64> {
     let largest = step.packs.iter().max_by_key(|pack| pack.layout.len());
     let pack = largest.expect("a step has packs");
     let mask = mask_of(&pack.layout, pack.padded_len, device);

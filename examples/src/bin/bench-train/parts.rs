@@ -9,7 +9,7 @@ use burn_tree_train::{
 use tree_pack::{Pack, TreeBatch};
 use tree_training_examples::qwen3::{FeedForward, Qwen3, Qwen3Config};
 use tree_training_examples::training::optimizer_step::{Trainer, loss_of_pack};
-use tree_training_examples::training::report::table;
+use tree_training_examples::training::report::{table, tera};
 use tree_training_examples::training::timing::{Repetitions, seconds, wait};
 
 use crate::args::Args;
@@ -41,7 +41,12 @@ fn phases(pack: &Pack, trainer: &Trainer<Qwen3>, repetitions: Repetitions) {
     let widened = || widen_gradients(gradients(), &worker);
 
     let shadow = time(&mut || drop(precision.shadow(&trainer.model)));
-    let batch = time(&mut || drop(BlockContext::new(&TreeBatch::new(std::slice::from_ref(pack), device))));
+    let batch = time(&mut || {
+        drop(BlockContext::new(&TreeBatch::new(
+            std::slice::from_ref(pack),
+            device,
+        )))
+    });
     let until_loss = time(&mut || drop(forward()));
     let until_gradients = time(&mut || drop(gradients()));
     let until_widened = time(&mut || drop(widened()));
@@ -80,7 +85,12 @@ struct Operations<'a> {
 
 impl Operations<'_> {
     /// `flops` are those of the forward pass.
-    fn time<const D: usize>(&mut self, name: &'static str, flops: f64, run: impl Fn() -> Tensor<D>) {
+    fn time<const D: usize>(
+        &mut self,
+        name: &'static str,
+        flops: f64,
+        run: impl Fn() -> Tensor<D>,
+    ) {
         let forward = seconds(self.device, self.repetitions, &run);
         // From a gradient of ones.
         let both = seconds(self.device, self.repetitions, || run().backward());
@@ -93,7 +103,12 @@ impl Operations<'_> {
     }
 }
 
-fn operations(pack: &Pack, config: &Qwen3Config, trainer: &Trainer<Qwen3>, repetitions: Repetitions) {
+fn operations(
+    pack: &Pack,
+    config: &Qwen3Config,
+    trainer: &Trainer<Qwen3>,
+    repetitions: Repetitions,
+) {
     let device = &trainer.device;
     let model = trainer.precision.shadow(&trainer.model);
     let batch = TreeBatch::new(std::slice::from_ref(pack), device);
@@ -104,7 +119,11 @@ fn operations(pack: &Pack, config: &Qwen3Config, trainer: &Trainer<Qwen3>, repet
     let head_dim = config.head_dim;
     let dtype = trainer.precision.blocks;
     let random = |width: usize| {
-        let x = Tensor::<3>::random([rows, tokens, width], Distribution::Default, &device.clone().inner());
+        let x = Tensor::<3>::random(
+            [rows, tokens, width],
+            Distribution::Default,
+            &device.clone().inner(),
+        );
         x.cast(dtype).autodiff().require_grad()
     };
     let heads = |x: Tensor<3>, heads: usize| x.reshape([rows, tokens, heads, head_dim]);
@@ -123,7 +142,11 @@ fn operations(pack: &Pack, config: &Qwen3Config, trainer: &Trainer<Qwen3>, repet
         repetitions,
         done: Vec::new(),
     };
-    let (x, query, key) = (random(hidden), random(queries * head_dim), random(keys * head_dim));
+    let (x, query, key) = (
+        random(hidden),
+        random(queries * head_dim),
+        random(keys * head_dim),
+    );
     let (gate, up) = (random(inner), random(inner));
     times.time("norm", 0.0, || block.input_layernorm.forward(x.clone()));
     times.time("residual", 0.0, || x.clone() + x.clone());
@@ -183,7 +206,7 @@ fn operations(pack: &Pack, config: &Qwen3Config, trainer: &Trainer<Qwen3>, repet
 
     let rows = times.done.iter().map(|operation| {
         let rate = |flops: f64, seconds: f64| match flops > 0.0 {
-            true => format!("{:.1}", flops / seconds / 1e12),
+            true => tera(flops / seconds),
             false => String::new(),
         };
         vec![
@@ -193,11 +216,22 @@ fn operations(pack: &Pack, config: &Qwen3Config, trainer: &Trainer<Qwen3>, repet
             rate(operation.flops, operation.forward),
             // Attention's five products are counted as two and a half times its two.
             rate(
-                operation.flops * if operation.name.starts_with("attention") { 2.5 } else { 2.0 },
+                operation.flops
+                    * if operation.name.starts_with("attention") {
+                        2.5
+                    } else {
+                        2.0
+                    },
                 operation.backward,
             ),
         ]
     });
-    let header = ["operation", "forward ms", "backward ms", "TFLOP/s", "backward"];
+    let header = [
+        "operation",
+        "forward ms",
+        "backward ms",
+        "TFLOP/s",
+        "backward",
+    ];
     println!("{}", table(&header, rows.collect()));
 }

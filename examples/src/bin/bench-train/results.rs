@@ -7,7 +7,7 @@ use serde::Serialize;
 use tree_training_examples::benchmark::products::ProductTimes;
 use tree_training_examples::training::atomic;
 use tree_training_examples::training::memory::format_bytes;
-use tree_training_examples::training::report::{grouped, table};
+use tree_training_examples::training::report::{grouped, table, tera};
 
 use crate::measure::{Comparison, Measured, Rates};
 
@@ -67,7 +67,6 @@ impl Results {
 
     /// The rates of the matrix products.
     pub fn print_rates(&self) {
-        let tera = |rate: f64| format!("{:.2}", rate / 1e12);
         let rows = self.products.iter().map(|rates| {
             vec![
                 format!("{} x {}", rates.input, rates.output),
@@ -143,15 +142,14 @@ impl Results {
 
 fn form_row(name: &str, form: &str, measured: &Measured) -> Vec<String> {
     let share = |seconds: f64| format!("{:.1} %", 100.0 * seconds / measured.seconds);
-    let known =
-        measured.product_seconds + measured.attention_seconds;
+    let known = measured.product_seconds + measured.attention_seconds;
     vec![
         name.to_owned(),
         form.to_owned(),
         measured.packs.to_string(),
         grouped(measured.tokens),
         format!("{:.1}", measured.seconds * 1e3),
-        format!("{:.1}", measured.flops / measured.seconds / 1e12),
+        tera(measured.flops / measured.seconds),
         share(measured.product_seconds),
         share(measured.attention_seconds),
         share(measured.seconds - known),
@@ -162,5 +160,8 @@ fn form_row(name: &str, form: &str, measured: &Measured) -> Vec<String> {
 }
 
 fn milliseconds(samples: &[f64]) -> Vec<u64> {
-    samples.iter().map(|seconds| (seconds * 1e3) as u64).collect()
+    samples
+        .iter()
+        .map(|seconds| (seconds * 1e3) as u64)
+        .collect()
 }

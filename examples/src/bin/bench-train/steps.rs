@@ -82,7 +82,11 @@ pub fn steps(args: &Args) -> Result<Vec<BenchStep>> {
         let trajectories = load_trajectories([file])?;
         let tokens = trajectories.iter().flat_map(|path| &path.tokens);
         if let Some(token) = tokens.copied().find(|&token| token as usize >= args.vocab) {
-            bail!("{}: token id {token}, but --vocab is {}", file.display(), args.vocab);
+            bail!(
+                "{}: token id {token}, but --vocab is {}",
+                file.display(),
+                args.vocab
+            );
         }
         let trajectories = first_tasks(trajectories, args.step_tokens);
         let name = file.file_name().unwrap_or_default().to_string_lossy();
@@ -96,7 +100,10 @@ pub fn steps(args: &Args) -> Result<Vec<BenchStep>> {
 fn first_tasks(trajectories: Vec<Trajectory>, tokens: usize) -> Vec<Trajectory> {
     let mut tasks: Vec<Vec<Trajectory>> = Vec::new();
     for trajectory in trajectories {
-        match tasks.iter_mut().find(|task| task[0].task_id == trajectory.task_id) {
+        match tasks
+            .iter_mut()
+            .find(|task| task[0].task_id == trajectory.task_id)
+        {
             Some(task) => task.push(trajectory),
             None => tasks.push(vec![trajectory]),
         }
