@@ -52,8 +52,9 @@ pub struct Args {
     /// Most tokens of a pack.
     #[arg(long, default_value = "32768")]
     pub token_budget: NonZeroUsize,
-    /// Steps before those that are timed.
-    #[arg(long, default_value_t = 1)]
+    /// Steps before those that are timed. The second step is the first whose optimizer has a state, and
+    /// compiles kernels for it.
+    #[arg(long, default_value_t = 2)]
     pub warm_up: usize,
     /// Steps that are timed.
     #[arg(long, default_value = "3")]
