@@ -379,7 +379,7 @@ fn mistakes_are_explained() {
             "writes no checkpoints",
         ),
         (&["--output", "run"], "holds another run"),
-        (&["--device", "abacus"], "was built with flex"),
+        (&["--device", "abacus"], "built in are flex"),
         (&["--tasks", "t0,t9"], "\"t9\""),
         (&["--token-budget", "10"], "over the budget of 10"),
         (&["--max-length", "12"], "--too-long"),
