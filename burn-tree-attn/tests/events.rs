@@ -8,7 +8,7 @@ use burn_tree_attn::{
     AttentionImplementation, TreeAttentionError, TreeAttentionOptions, TreeMask, try_tree_attention,
 };
 use support::events::Events;
-use support::{Forest, computes_in, device, random};
+use support::{Forest, computes_in, device, is_cubecl, random};
 
 /// The one test of this binary: its subscriber is that of the process, because Fusion may run
 /// operations on another thread.
@@ -17,10 +17,6 @@ fn the_requested_implementation_runs() {
     let events = Events::default();
     tracing::subscriber::set_global_default(events.clone()).unwrap();
     let device = device();
-    let on_cube = !matches!(
-        std::env::var("BURN_DEVICE").as_deref(),
-        Err(_) | Ok("flex" | "ndarray" | "libtorch")
-    );
     let mask = TreeMask::from_layouts(
         &[Forest(vec![(None, 9), (Some(0), 4)]).layout()],
         15,
@@ -52,7 +48,7 @@ fn the_requested_implementation_runs() {
         let portable = run(AttentionImplementation::Portable, dtype);
         let automatic = run(AttentionImplementation::Automatic, dtype).unwrap();
         let generic = run(AttentionImplementation::Generic, dtype).unwrap();
-        if !on_cube {
+        if !is_cubecl() {
             assert!(accelerated.is_err() && portable.is_err());
             continue;
         }

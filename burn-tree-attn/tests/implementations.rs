@@ -9,7 +9,7 @@ use burn_tree_attn::{
 };
 use proptest::prelude::*;
 use support::{
-    Case, Forest, Row, cases, computes_in, device, n_cases, random, reference_device,
+    Case, Forest, Row, cases, computes_in, device, is_cubecl, n_cases, random, reference_device,
     relative_error,
 };
 
@@ -64,6 +64,7 @@ fn poison(shape: [usize; 4], dtype: DType, device: &Device) {
 /// Output, and gradients of query, key and value.
 fn run(
     case: &Case,
+    scale: Option<f64>,
     implementation: Option<AttentionImplementation>,
     input_dtype: DType,
     dtype: DType,
@@ -80,6 +81,7 @@ fn run(
     let value = leaf([b, case.kv_heads, m, dv], 3);
     let weight = Tensor::from_inner(tensor([b, heads, n, dv], 4));
     let mut options = TreeAttentionOptions {
+        scale,
         softcap: case.softcap,
         sliding_window: case.sliding_window,
         ..Default::default()
@@ -116,31 +118,28 @@ fn tolerances(dtype: DType) -> [f64; 2] {
     }
 }
 
-fn on_cube() -> bool {
-    !matches!(
-        std::env::var("BURN_DEVICE").as_deref(),
-        Err(_) | Ok("flex" | "ndarray" | "libtorch")
-    )
-}
-
 fn bits(tensor: &Tensor<4>) -> Vec<u64> {
     tensor.to_data().iter::<f64>().map(f64::to_bits).collect()
 }
 
 fn compare(case: &Case, dtype: DType) -> Result<(), TestCaseError> {
+    compare_scaled(case, None, dtype)
+}
+
+fn compare_scaled(case: &Case, scale: Option<f64>, dtype: DType) -> Result<(), TestCaseError> {
     let device = device();
     if !computes_in(dtype) {
         return Ok(());
     }
-    let exact = run(case, None, dtype, DType::F64, &reference_device());
+    let exact = run(case, scale, None, dtype, DType::F64, &reference_device());
     let [forward, backward] = tolerances(dtype);
     let rows: usize = case.layouts().iter().map(|layout| layout.len()).sum();
     for implementation in available(dtype, case.head_dim, case.value_dim) {
         // One operation of Burn after another: minutes on a software Vulkan.
-        if implementation == AttentionImplementation::Generic && on_cube() && rows > 64 {
+        if implementation == AttentionImplementation::Generic && is_cubecl() && rows > 64 {
             continue;
         }
-        let ours = run(case, Some(implementation), dtype, dtype, &device);
+        let ours = run(case, scale, Some(implementation), dtype, dtype, &device);
         let names = ["output", "query", "key", "value"];
         for (index, (ours, exact)) in ours.iter().zip(&exact).enumerate() {
             let error = relative_error(ours, exact);
@@ -151,7 +150,7 @@ fn compare(case: &Case, dtype: DType) -> Result<(), TestCaseError> {
                 names[index],
             );
         }
-        let again = run(case, Some(implementation), dtype, dtype, &device);
+        let again = run(case, scale, Some(implementation), dtype, dtype, &device);
         for (name, (first, second)) in names.iter().zip(ours.iter().zip(&again)) {
             prop_assert!(
                 bits(first) == bits(second),
@@ -229,6 +228,21 @@ fn chosen_few() {
             "{dtype:?}, {head_dim}: {:.1} s",
             start.elapsed().as_secs_f64()
         );
+    }
+}
+
+/// A negative scale turns the order of the scores around; with zero, all visible keys count alike.
+#[test]
+fn scales_of_any_sign() {
+    for softcap in [None, Some(2.0)] {
+        let mut case = case(vec![(None, 40), (Some(0), 30), (Some(0), 9)], (64, 64));
+        case.softcap = softcap;
+        for scale in [-0.3, 0.0] {
+            for dtype in DTYPES {
+                compare_scaled(&case, Some(scale), dtype)
+                    .unwrap_or_else(|error| panic!("scale {scale}, {dtype:?}: {error}"));
+            }
+        }
     }
 }
 
@@ -323,7 +337,6 @@ fn offsets_beyond_2_31() {
         Tensor::<4>::random([1, HEADS, n, DIM], between, (&device, dtype))
     };
     let inputs = [noise(), noise(), noise()];
-    let last = |tensor: Tensor<4>| tensor.slice([0..1, 0..HEADS, n - 256..n, 0..DIM]);
     let attend = |inputs: [Tensor<4>; 3], trees, implementation| {
         let mask = TreeMask::from_layouts(&[forest(trees).layout()], 128 * trees, &device);
         let options = TreeAttentionOptions {
@@ -337,10 +350,10 @@ fn offsets_beyond_2_31() {
         [output.inner()]
             .into_iter()
             .chain([query, key, value].map(|leaf| leaf.grad(&gradients).unwrap()))
-            .map(last_or_all)
+            .map(last)
             .collect::<Vec<_>>()
     };
-    fn last_or_all(tensor: Tensor<4>) -> Tensor<4> {
+    fn last(tensor: Tensor<4>) -> Tensor<4> {
         let [_, heads, rows, dim] = tensor.dims();
         tensor.slice([0..1, 0..heads, rows - 256..rows, 0..dim])
     }

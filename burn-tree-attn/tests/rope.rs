@@ -9,7 +9,7 @@ use support::{computes_in, device, n_cases, random, reference_device, relative_e
 
 type Rope = fn(Tensor<4>, Tensor<2, Int>, &RopeConfig) -> Tensor<4>;
 
-/// Output and gradient of `x [2, 3, N, D]`, rounded to `input_dtype` and computed in `dtype`.
+/// Output and gradient of `x [2, 5, N, D]`, rounded to `input_dtype` and computed in `dtype`.
 fn run(
     function: Rope,
     positions: &[i64],
@@ -19,7 +19,7 @@ fn run(
     device: Device,
 ) -> [Tensor<4>; 2] {
     let rows = positions.len() / 2;
-    let tensor = |seed| random([2, 3, rows, 8], seed, input_dtype, &device).cast(dtype);
+    let tensor = |seed| random([2, 5, rows, 8], seed, input_dtype, &device).cast(dtype);
     let ids = Tensor::from_data(TensorData::new(positions.to_vec(), [2, rows]), &device);
     let x = Tensor::from_inner(tensor(seed)).require_grad();
     let output = function(x.clone(), ids, config);

@@ -77,8 +77,8 @@ pub fn tree_attention(
 /// As [`tree_attention`], with an error for arguments that do not fit.
 ///
 /// # Errors
-/// If shapes, dtypes or devices differ from what the query and the mask ask for, or an option is
-/// out of its range.
+/// If shapes, dtypes or devices differ from what the query and the mask ask for, an option is out
+/// of its range, or the implementation asked for does not run these tensors.
 pub fn try_tree_attention(
     query: Tensor<4>,
     key: Tensor<4>,

@@ -12,7 +12,7 @@ use burn_tree_attn::{KeyIntervals, PastKeys, TreeMask};
 use proptest::prelude::*;
 use tree_pack::{Segment, TreeLayout};
 
-pub use tree_training_devices::{computes_in, device_from_environment as device};
+pub use tree_training_devices::{computes_in, device_from_environment as device, is_cubecl};
 
 /// Where reference results are computed, in f64, which not every device has.
 pub fn reference_device() -> Device {

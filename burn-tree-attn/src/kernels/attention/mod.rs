@@ -120,14 +120,13 @@ pub(crate) fn forward(
     visibility: &Visibility,
     settings: AttentionSettings,
 ) -> Result<(CubeTensor, CubeTensor), Unavailable> {
-    launched(implementation.name(), "forward");
     let [query, key, value] = [query, key, value].map(into_contiguous);
-    match implementation {
-        Implementation::Portable => portable::forward(query, key, value, visibility, settings),
-        Implementation::Accelerated => {
-            accelerated::forward(query, key, value, visibility, settings)
-        }
-    }
+    let run = match implementation {
+        Implementation::Portable => portable::forward,
+        Implementation::Accelerated => accelerated::forward,
+    };
+    run(query, key, value, visibility, settings)
+        .inspect(|_| launched(implementation.name(), "forward"))
 }
 
 /// Gradients of query, key and value.
@@ -140,7 +139,6 @@ pub(crate) fn backward(
     visibility: &Visibility,
     settings: AttentionSettings,
 ) -> Result<(CubeTensor, CubeTensor, CubeTensor), Unavailable> {
-    launched(implementation.name(), "backward");
     let [query, key, value] = inputs.map(into_contiguous);
     let [grad_output, output, log_sum_exp] =
         [grad_output, output, log_sum_exp].map(into_contiguous);
@@ -158,6 +156,7 @@ pub(crate) fn backward(
         visibility,
         settings,
     )
+    .inspect(|_| launched(implementation.name(), "backward"))
 }
 
 /// Tells subscribers which implementation runs.

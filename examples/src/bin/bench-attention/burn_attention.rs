@@ -72,7 +72,9 @@ fn cost(device: &Device, repetitions: Repetitions, forward: impl Fn() -> Tensor<
     let reserved = || device.memory_pool_usage().map(|usage| usage.bytes_reserved);
     let before = reserved();
     let seconds = seconds(device, repetitions, || forward().backward());
-    let bytes = reserved().zip(before).map(|(after, before)| after - before);
+    let bytes = reserved()
+        .zip(before)
+        .map(|(after, before)| after.saturating_sub(before));
     Cost { seconds, bytes }
 }
 

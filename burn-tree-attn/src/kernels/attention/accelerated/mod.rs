@@ -94,6 +94,20 @@ fn element(dtype: DType) -> Option<ElemType> {
     }
 }
 
+/// Refuses tensors that 32 bits cannot count as the kernels do: rows of queries, padded to whole
+/// tiles, in 16-byte chunks, and keys by fours.
+fn check_sizes(dims: &Dims) -> Result<(), Unavailable> {
+    let queries = dims.batch * dims.query_heads * dims.queries.next_multiple_of(TILE_ROWS);
+    let keys = dims.batch * dims.kv_heads * dims.keys;
+    let largest = (queries * (dims.head_dim / 8)).max(keys * (dims.head_dim / 4));
+    match u32::try_from(largest) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Unavailable(format!(
+            "{dims:?} exceed 2^32 chunks of 16 bytes"
+        ))),
+    }
+}
+
 /// The forward kernel for a head dimension and a number of query heads per key head.
 fn forward_config(head_dim: usize, group: usize, scores: ScoreMap, window: bool) -> ForwardConfig {
     // Heads that share keys share a cube, which loads the keys once; the powers of two up to 8
@@ -121,6 +135,7 @@ pub(crate) fn forward(
     settings: AttentionSettings,
 ) -> Result<(CubeTensor, CubeTensor), Unavailable> {
     let dims = Dims::new(&query, &key, &value);
+    check_sizes(&dims)?;
     let log2_e = core::f64::consts::LOG2_E;
     let (scores, score_factor, scale) = match settings.softcap {
         Some(cap) => (ScoreMap::Capped, settings.scale / cap, cap),

@@ -138,7 +138,8 @@ pub(super) struct Launch {
 }
 
 impl Launch {
-    /// `None` if there are too many cubes for one launch.
+    /// # Errors
+    /// If there are too many cubes for one launch.
     pub(super) fn new(
         properties: &DeviceProperties,
         dims: Dims,
