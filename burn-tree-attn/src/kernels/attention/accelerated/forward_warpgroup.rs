@@ -272,6 +272,7 @@ fn compute<E: Float>(
             true,
         );
     }
+    commit_copies();
     wait_copies(0usize);
     fence_products();
     wait_for_units(1u32, comptime!(config.computing_units()));

@@ -121,8 +121,9 @@ pub(crate) fn commit_copies() {
     gpu_asm!("cp.async.commit_group;");
 }
 
-/// Waits until at most the `pending` youngest groups of this unit are in flight. Others see the
-/// copies after a `sync_cube`.
+/// Waits until at most the `pending` youngest groups of this unit are in flight; copies that no
+/// [`commit_copies`] has closed into a group are not waited for. Others see the copies after a
+/// `sync_cube`.
 #[cube]
 pub(crate) fn wait_copies(#[comptime] pending: usize) {
     gpu_asm!("cp.async.wait_group {pending};", pending = const pending);
