@@ -1,6 +1,7 @@
-//! Translates the kernels to CUDA C++, for devices that need not be there: that they expand, and
-//! that their shared memory fits. If the environment variable `BURN_TREE_ATTN_SOURCES` names a
-//! folder, the sources are written there, for `nvcc -cubin -Xptxas -v` to tell registers and spills.
+//! Translates the kernels to CUDA C++, for devices that need not be there: that they expand, that
+//! their shared memory fits, and that no copies are left out where they wait for copies. If the
+//! environment variable `BURN_TREE_ATTN_SOURCES` names a folder, the sources are written there, for
+//! `nvcc -cubin -Xptxas -v` to tell registers and spills.
 
 use std::sync::Arc;
 
@@ -187,6 +188,23 @@ fn forward_kernels(
     cases
 }
 
+/// Whether, as the text goes, a kernel waits for groups of asynchronous copies while some copies
+/// are neither in a group nor counted by a barrier: the wait is not for them, which nothing but a
+/// rare wrong number on a device would tell.
+fn waits_past_copies(source: &str) -> bool {
+    let mut uncounted = false;
+    for instruction in source.split("cp.async.").skip(1) {
+        if instruction.starts_with("ca.") || instruction.starts_with("cg.") {
+            uncounted = true;
+        } else if instruction.starts_with("commit_group") || instruction.starts_with("mbarrier.") {
+            uncounted = false;
+        } else if instruction.starts_with("wait_group") && uncounted {
+            return true;
+        }
+    }
+    false
+}
+
 #[test]
 fn kernels_translate_to_cuda() {
     let target = Target::hopper();
@@ -240,6 +258,10 @@ fn kernels_translate_to_cuda() {
         assert!(
             compiled.source.contains(instruction),
             "{name} without {instruction}"
+        );
+        assert!(
+            !waits_past_copies(&compiled.source),
+            "{name} waits for groups of copies but leaves some out"
         );
         let shared = compiled.shared_memory_size;
         assert!(
