@@ -158,7 +158,10 @@ mod tests {
 
     fn values(tensor: CubeTensor) -> Vec<f32> {
         let data = CubeBackend::float_into_data(tensor);
-        cubecl::future::block_on(data).unwrap().to_vec().unwrap()
+        cubecl::future::block_on(data)
+            .unwrap()
+            .try_to_vec()
+            .unwrap()
     }
 
     /// Forward and backward without Fusion and autodiff; all results.

@@ -9,7 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
 
-use super::address_type;
+use super::{address_type, elementwise_dim};
 use crate::generic::{accumulation_dtype, inverse_frequencies};
 use crate::ops::RopeDirection;
 
@@ -225,7 +225,7 @@ pub(crate) fn rope(
         output.clone().into_buffer_arg()
     };
     let position = dtype_to_storage_type(position_ids.dtype);
-    let dim = CubeDim::new(&client, units);
+    let dim = elementwise_dim(&client);
     // SAFETY: all indices come from the shapes and strides of the tensors.
     unsafe {
         rope_kernel::launch_unchecked(

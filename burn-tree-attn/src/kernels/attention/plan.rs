@@ -272,7 +272,8 @@ mod tests {
             let seen = visibility.key_start()[key] as usize..visibility.key_end()[key] as usize;
             let position = visibility.query_position()[batch * n + row] as usize;
             let key_position = visibility.key_position()[key] as usize;
-            seen.contains(&row) && window.is_none_or(|window| key_position + window > position)
+            seen.contains(&row)
+                && window.is_none_or(|window| key_position.saturating_add(window) > position)
         };
         (rows.start..rows.end.min(n))
             .flat_map(|row| (keys.start..keys.end.min(m)).map(move |key| (row, key)))

@@ -18,7 +18,7 @@ use cubecl::prelude::*;
 
 use super::{Dims, Unavailable};
 use crate::generic::accumulation_dtype;
-use crate::kernels::address_type;
+use crate::kernels::{address_type, elementwise_dim};
 use crate::ops::AttentionSettings;
 use crate::visibility::Visibility;
 use layout::{Launch, Layout, Side, elem_types};
@@ -198,7 +198,7 @@ fn row_statistics(
         log_sum_exp.dtype,
     );
     let [stored, computed] = elem_types(output.dtype);
-    let dim = CubeDim::new(&client, rows);
+    let dim = elementwise_dim(&client);
     let count = calculate_cube_count_elemwise(&client, rows, dim);
     let address = address_type([grad_output, &output, &log_sum_exp, &statistics]);
     // SAFETY: all have `rows` rows.
