@@ -86,7 +86,7 @@ fn run(args: &Args) -> Result<()> {
             results.write(file)?;
         }
         if args.parts {
-            parts::print(step, &config, &mut trainer, args);
+            parts::print(step, &config, &trainer, args);
         }
     }
     results.print_tables();

@@ -16,7 +16,7 @@ use crate::args::Args;
 use crate::steps::BenchStep;
 
 /// Prints both for the largest pack of the step on trees.
-pub fn print(step: &BenchStep, config: &Qwen3Config, trainer: &mut Trainer<Qwen3>, args: &Args) {
+pub fn print(step: &BenchStep, config: &Qwen3Config, trainer: &Trainer<Qwen3>, args: &Args) {
     let largest = step.tree.packs.iter().max_by_key(|pack| pack.layout.len());
     let pack = largest.expect("a step has packs");
     let repetitions = Repetitions {
