@@ -338,12 +338,13 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
             QUERY_ROWS,
         );
 
-        // The other stage is refilled once all planes have left it.
+        // The other stage is refilled once all planes have left it. In the last step, too, they must
+        // have: the probabilities of the step before have been read.
+        let other = 1 - slot;
+        if step > 0 {
+            wait_barrier(emptied + other * BARRIER_BYTES as u32, (step - 1) / 2 % 2);
+        }
         if step + 1 < steps {
-            let other = 1 - slot;
-            if step > 0 {
-                wait_barrier(emptied + other * BARRIER_BYTES as u32, (step - 1) / 2 % 2);
-            }
             copy_stage(
                 &side,
                 next_entry,
