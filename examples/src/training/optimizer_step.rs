@@ -69,7 +69,7 @@ pub struct StepOutcome {
 }
 
 /// A step that was not made; the model is unchanged.
-#[derive(Clone, Copy, Debug, PartialEq, Error)]
+#[derive(Clone, Debug, PartialEq, Error)]
 pub enum StepError {
     /// The loss or the gradients overflowed or are undefined.
     #[error("the loss is {loss} and the gradients' norm {gradient_norm}: no step was made")]
@@ -78,6 +78,12 @@ pub enum StepError {
         loss: f64,
         /// Global norm of the gradients.
         gradient_norm: f64,
+    },
+    /// The device failed while it updated the parameters.
+    #[error("the device failed: {reason}; no step was made")]
+    Device {
+        /// What it reports.
+        reason: String,
     },
 }
 
@@ -128,7 +134,7 @@ impl<M: Module + TreeModel> Trainer<M> {
     /// contain the denominator of the whole step, so losses and gradients of the packs are added.
     ///
     /// # Errors
-    /// [`StepError`] if the loss or the gradients are not finite.
+    /// [`StepError`] if the loss or the gradients are not finite, or the device fails.
     pub fn step(
         &mut self,
         packs: &[Pack],
@@ -151,8 +157,12 @@ impl<M: Module + TreeModel> Trainer<M> {
                 gradient_norm,
             });
         }
-        drop(before);
-        let _ = self.device.sync();
+        if let Err(error) = self.device.sync() {
+            (self.model, self.optimizer) = before;
+            return Err(StepError::Device {
+                reason: error.to_string(),
+            });
+        }
         Ok(StepOutcome {
             loss,
             gradient_norm,
