@@ -22,14 +22,27 @@ pub struct Repetitions {
 ///
 /// # Panics
 /// If the device reports an error.
-pub fn seconds<T>(device: &Device, repetitions: Repetitions, mut work: impl FnMut() -> T) -> f64 {
+pub fn seconds<T>(device: &Device, repetitions: Repetitions, work: impl FnMut() -> T) -> f64 {
+    seconds_with_results(device, repetitions, work, drop)
+}
+
+/// As [`seconds`], and hands each result to `inspect`, outside of what is timed.
+///
+/// # Panics
+/// If the device reports an error.
+pub fn seconds_with_results<T>(
+    device: &Device,
+    repetitions: Repetitions,
+    mut work: impl FnMut() -> T,
+    mut inspect: impl FnMut(T),
+) -> f64 {
     let mut sample = |runs: usize| {
         wait(device);
         let start = Instant::now();
         let results: Vec<T> = (0..runs).map(|_| work()).collect();
         wait(device);
         let elapsed = start.elapsed().as_secs_f64();
-        drop(results);
+        results.into_iter().for_each(&mut inspect);
         elapsed / runs as f64
     };
     for _ in 0..repetitions.warm_up {
@@ -88,10 +101,17 @@ mod tests {
     };
 
     #[test]
-    fn every_run_is_made() {
+    fn every_run_is_made_and_inspected() {
         let calls = Cell::new(0);
-        let seconds = seconds(&Device::flex(), REPETITIONS, || calls.set(calls.get() + 1));
-        assert_eq!(calls.get(), 2 + 3 * 4);
+        let mut results = Vec::new();
+        let work = || {
+            calls.set(calls.get() + 1);
+            calls.get()
+        };
+        let seconds = seconds_with_results(&Device::flex(), REPETITIONS, work, |result| {
+            results.push(result);
+        });
+        assert_eq!(results, (1..=2 + 3 * 4).collect::<Vec<_>>());
         assert!(seconds >= 0.0);
     }
 

@@ -61,9 +61,12 @@ pub struct Args {
     /// Rows of the comparison with Burn's own attention; not compared if not given.
     #[arg(long, value_delimiter = ',')]
     pub burn_rows: Vec<usize>,
-    /// Rows and keys per head that are checked against a computation in f64; 0 checks nothing.
-    #[arg(long, default_value_t = 8)]
+    /// Rows and keys that are checked in all heads against a computation in f64; 0 checks nothing.
+    #[arg(long, default_value_t = 64)]
     pub checked: usize,
+    /// Which rows and keys are checked; without it, others in every run.
+    #[arg(long, default_value_t = rand::random(), hide_default_value = true)]
+    pub seed: u64,
     /// Only save the packs in this folder, for other programs to run.
     #[arg(long, value_name = "FOLDER")]
     pub write_packs: Option<PathBuf>,

@@ -4,12 +4,13 @@ mod accuracy;
 mod args;
 mod burn_attention;
 mod packs;
+mod repeated;
 
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use burn_tree_attn::{AttentionImplementation, TreeMask};
 use clap::Parser;
 use serde::Serialize;
@@ -18,11 +19,12 @@ use tree_training_examples::training::atomic;
 use tree_training_examples::training::device::device_by_name;
 use tree_training_examples::training::memory::format_bytes;
 use tree_training_examples::training::report::{table, tera};
-use tree_training_examples::training::timing::{Repetitions, seconds};
+use tree_training_examples::training::timing::{Repetitions, seconds_with_results};
 
 use accuracy::Errors;
 use args::{Args, Dtype};
 use packs::NamedPack;
+use repeated::{Repeated, Repetition};
 
 /// One tree, dtype, number of heads and implementation.
 #[derive(Clone, Debug, Serialize)]
@@ -42,11 +44,17 @@ struct Measured {
     /// Useful TFLOP/s.
     backward_tflops: f64,
     errors: Option<Errors>,
+    /// Of the forward pass, against its first run.
+    forward_repeated: Repeated,
+    /// Of the backward pass, against its first run.
+    backward_repeated: Repeated,
 }
 
 /// Everything that was measured.
 #[derive(Serialize)]
 struct Results {
+    /// Which rows were checked.
+    seed: u64,
     attention: Vec<Measured>,
     burn: Vec<burn_attention::Comparison>,
 }
@@ -73,6 +81,7 @@ fn run(args: &Args) -> Result<()> {
     }
     let device = device_by_name(&args.device)?;
     let mut results = Results {
+        seed: args.seed,
         attention: Vec::new(),
         burn: Vec::new(),
     };
@@ -136,21 +145,42 @@ fn measure(
         .with_context(|| format!("{implementation:?} in {dtype:?}"))?;
 
     let output = inputs.forward();
+    let gradients = inputs.backward(&output);
     let errors = (args.checked > 0).then(|| {
-        let gradients = inputs.backward(&output);
-        let visibility = mask.visibility();
         accuracy::errors(
             &inputs,
             &output,
             &gradients,
-            visibility,
+            mask.visibility(),
             heads,
             args.checked,
+            args.seed,
         )
     });
     let repetitions = repetitions(args);
-    let forward_seconds = seconds(device, repetitions, || inputs.forward());
-    let backward_seconds = seconds(device, repetitions, || inputs.backward(&output));
+    let mut forward = Repetition::new(device);
+    let forward_seconds = seconds_with_results(
+        device,
+        repetitions,
+        || inputs.forward(),
+        |again| {
+            let numbers = repeated::differ(&output.output, again.output);
+            forward.add(numbers.bool_or(repeated::differ(&output.log_sum_exp, again.log_sum_exp)));
+        },
+    );
+    let mut backward = Repetition::new(device);
+    let backward_seconds = seconds_with_results(
+        device,
+        repetitions,
+        || inputs.backward(&output),
+        |again| {
+            let differ = gradients
+                .iter()
+                .zip(again)
+                .map(|(first, again)| repeated::differ(first, again));
+            backward.add(differ.reduce(Tensor::bool_or).expect("three gradients"));
+        },
+    );
     let pairs = mask.visible_pairs();
     Ok(Measured {
         tree: pack.name.clone(),
@@ -165,18 +195,22 @@ fn measure(
         forward_tflops: heads.forward_flops(pairs) / forward_seconds / 1e12,
         backward_tflops: heads.backward_flops(pairs) / backward_seconds / 1e12,
         errors,
+        forward_repeated: forward.result(),
+        backward_repeated: backward.result(),
     })
 }
 
 fn line(measured: &Measured) -> String {
     format!(
-        "{} {} {} {}: forward {:.3} ms, backward {:.3} ms",
+        "{} {} {} {}: forward {:.3} ms ({}), backward {:.3} ms ({})",
         measured.tree,
         measured.heads,
         measured.dtype,
         measured.implementation,
         measured.forward_seconds * 1e3,
+        measured.forward_repeated,
         measured.backward_seconds * 1e3,
+        measured.backward_repeated,
     )
 }
 
@@ -197,7 +231,10 @@ fn print_table(measured: &[Measured]) {
             tera(one.forward_tflops * 1e12),
             tera(one.backward_tflops * 1e12),
             error(|errors| errors.output),
+            error(|errors| errors.worst_output_row),
             error(Errors::worst_gradient),
+            one.forward_repeated.to_string(),
+            one.backward_repeated.to_string(),
         ]
     });
     let header = [
@@ -211,7 +248,10 @@ fn print_table(measured: &[Measured]) {
         "forward TFLOP/s",
         "backward TFLOP/s",
         "output error",
+        "of the worst row",
         "worst gradient error",
+        "forward again",
+        "backward again",
     ];
     println!("{}", table(&header, rows.collect()));
 }
