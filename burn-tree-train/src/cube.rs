@@ -1,5 +1,8 @@
 //! What the kernels for CubeCL runtimes share: launch shapes, sums over units, lists on devices.
 
+// Kernels have no `is_multiple_of`.
+#![allow(clippy::manual_is_multiple_of)]
+
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Shape};

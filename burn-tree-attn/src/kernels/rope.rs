@@ -130,7 +130,7 @@ fn turn<A: Float>(angle: A, #[comptime] native: bool) -> Turn<A> {
             sin: angle.sin(),
         }
     } else {
-        let quarters = (angle * A::new(0.636_619_77)).round();
+        let quarters = (angle * A::new(core::f32::consts::FRAC_2_PI)).round();
         // pi / 2 in parts of few bits, whose products with `quarters` are exact.
         let rest = angle
             - quarters * A::new(1.570_312_5)

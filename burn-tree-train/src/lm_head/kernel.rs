@@ -5,6 +5,9 @@
 //! vocabulary at a time, for all rows: each chunk's part of the head's gradient is then complete,
 //! and only the gradient of the states, which is smaller, is summed over chunks (in f32).
 
+// Kernels loop over numbers.
+#![allow(clippy::needless_range_loop)]
+
 use burn::backend::{
     ops::FloatTensorOps,
     tensor::{FloatTensor, IntTensor},

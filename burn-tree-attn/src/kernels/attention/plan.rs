@@ -145,7 +145,10 @@ fn pairs_by_query_tile<'a>(
 ) -> Range<u64> {
     events.clear();
     let rows = tiles.query_rows as i64;
-    let mut positions = u64::MAX..0;
+    let mut positions = Range {
+        start: u64::MAX,
+        end: 0,
+    };
     for run in runs {
         let first = keys.start.saturating_sub(run.key_start as usize) as i64;
         let last = (keys.end.min(run.keys().end) - run.key_start as usize) as i64;

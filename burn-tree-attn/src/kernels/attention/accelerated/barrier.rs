@@ -1,7 +1,6 @@
 //! Barriers of the matrix-instruction kernels, by their addresses in shared memory: those that
 //! count asynchronous copies (`mbarrier`, 8 bytes each) and the named ones between some planes.
 
-use cubecl;
 use cubecl::prelude::*;
 
 use super::tile::read;

@@ -1,7 +1,6 @@
 //! Forward pass with matrix instructions: online softmax over the visible key tiles of a query
 //! tile, scores and probabilities in registers.
 
-use cubecl;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 

@@ -1,7 +1,6 @@
 //! Forward pass with products of four planes at a time: four planes copy keys and values, two
 //! squads of four planes take turns at the matrix units while the other is at its softmax.
 
-use cubecl;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 

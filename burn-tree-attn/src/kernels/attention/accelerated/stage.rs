@@ -2,7 +2,6 @@
 //! neighbours, copied to shared memory by four planes of their own. Products of 64 x 128 keep the matrix units
 //! busier than those of 64 x 64, for which shared memory is too slow.
 
-use cubecl;
 use cubecl::prelude::*;
 
 use super::barrier::arrive;

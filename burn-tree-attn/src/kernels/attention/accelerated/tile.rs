@@ -323,7 +323,7 @@ pub(crate) fn reciprocal(x: f32) -> f32 {
 #[cube]
 pub(crate) fn tanh(x: f32) -> f32 {
     // 2 log2(e): e^(2x) as a power of two.
-    let e = exp2(x * 2.885_390_1);
+    let e = exp2(x * 2.885_39);
     1.0 - 2.0 * reciprocal(e + 1.0)
 }
 

@@ -10,7 +10,6 @@
 //! Plane `p` of the four holds rows `16 p..` of sums and left operands, a lane of it as
 //! [`tile`](super::tile) says for 16-row blocks.
 
-use cubecl;
 use cubecl::prelude::*;
 
 use super::tile::*;

@@ -1,6 +1,5 @@
 //! What both backward kernels are made of.
 
-use cubecl;
 use cubecl::prelude::*;
 
 use super::super::tile::*;

@@ -1,6 +1,5 @@
 //! What both key and value kernels do: their products have keys as rows and queries as columns.
 
-use cubecl;
 use cubecl::prelude::*;
 
 use super::super::tile::*;

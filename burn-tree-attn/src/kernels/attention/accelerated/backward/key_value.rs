@@ -12,7 +12,6 @@
 //! gradient of twice as many keys as a plane that does everything could (and reads every right
 //! operand half as often), and accumulators become left operands in place.
 
-use cubecl;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 

@@ -5,7 +5,6 @@
 //! that neither pairs of planes nor an exchange of probabilities are needed. While one cube of a
 //! multiprocessor is at its exponentials, the other one is at its products.
 
-use cubecl;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 

@@ -5,7 +5,6 @@
 //! from them the probabilities, `dO V^T`, and sums `dS K`, with `dS` turned from accumulators into
 //! left operands in place.
 
-use cubecl;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 

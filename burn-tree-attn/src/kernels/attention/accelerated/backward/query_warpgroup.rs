@@ -4,7 +4,6 @@
 //! right operands come straight from shared memory. While one cube of a multiprocessor is at its
 //! exponentials, the other one is at its products.
 
-use cubecl;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 

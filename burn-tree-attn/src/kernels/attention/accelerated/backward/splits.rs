@@ -1,6 +1,5 @@
 //! Several cubes for one tile of keys, where there are few key heads.
 
-use cubecl;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 

@@ -1,6 +1,5 @@
 //! What the backward kernels need of each query row besides its query and gradient.
 
-use cubecl;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
