@@ -10,7 +10,7 @@ use burn_cubecl::CubeBackend;
 use crate::TreeAttentionOps;
 use crate::generic::{self, ForwardTensors, MaskPrimitives};
 use crate::kernels;
-use crate::kernels::attention::{self, Implementation};
+use crate::kernels::attention::{self, Dims, Implementation};
 use crate::ops::{AttentionSettings, RopeDirection};
 use crate::visibility::Visibility;
 
@@ -26,7 +26,7 @@ impl TreeAttentionOps for CubeBackend {
         visibility: Arc<Visibility>,
         settings: AttentionSettings,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        if let Some(implementation) = implementation(&query, &value, settings) {
+        if let Some(implementation) = implementation(&query, &key, &value, settings) {
             let inputs = [query.clone(), key.clone(), value.clone()];
             match attention::forward(implementation, inputs, &visibility, settings) {
                 Ok(results) => return results,
@@ -57,7 +57,7 @@ impl TreeAttentionOps for CubeBackend {
         visibility: Arc<Visibility>,
         settings: AttentionSettings,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        if let Some(implementation) = implementation(&query, &value, settings) {
+        if let Some(implementation) = implementation(&query, &key, &value, settings) {
             let gradients = attention::backward(
                 implementation,
                 grad_output.clone(),
@@ -104,6 +104,7 @@ impl TreeAttentionOps for CubeBackend {
 /// asked for. ([`try_tree_attention`](crate::try_tree_attention) refused what cannot run.)
 fn implementation(
     query: &FloatTensor<CubeBackend>,
+    key: &FloatTensor<CubeBackend>,
     value: &FloatTensor<CubeBackend>,
     settings: AttentionSettings,
 ) -> Option<Implementation> {
@@ -111,8 +112,7 @@ fn implementation(
         settings.implementation,
         &query.device,
         query.dtype(),
-        query.shape()[3],
-        value.shape()[3],
+        &Dims::new(query, key, value),
     );
     selected.unwrap_or_else(|reason| {
         fall_back(reason);

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 
 use super::{is_supported, same_device};
 #[cfg(feature = "cubecl-backend")]
-use crate::kernels::attention;
+use crate::kernels::attention::{self, Dims};
 use crate::ops::{AttentionImplementation, AttentionSettings, TreeAttentionOps};
 use crate::{TreeAttentionError, TreeMask};
 
@@ -89,7 +89,7 @@ pub fn try_tree_attention(
     check_shapes(query.dims(), key.dims(), value.dims(), mask)?;
     check_tensors(&query, &key, &value, mask)?;
     let settings = resolve(options, query.dims()[3])?;
-    check_implementation(options.implementation, &query, &value)?;
+    check_implementation(options.implementation, &query, &key, &value)?;
     let tensors = mask.tensors();
     let (output, _log_sum_exp) = <Dispatch as TreeAttentionOps>::tree_attention(
         query.into_dispatch(),
@@ -190,6 +190,7 @@ fn check_tensors(
 fn check_implementation(
     requested: AttentionImplementation,
     query: &Tensor<4>,
+    key: &Tensor<4>,
     value: &Tensor<4>,
 ) -> Result<(), TreeAttentionError> {
     use AttentionImplementation::{Automatic, Generic};
@@ -201,8 +202,8 @@ fn check_implementation(
     match device.as_dispatch() {
         #[cfg(feature = "cubecl-backend")]
         DispatchDevice::Cube(device) => {
-            let (head_dim, value_dim) = (query.dims()[3], value.dims()[3]);
-            attention::select(requested, device, query.dtype(), head_dim, value_dim)
+            let dims = Dims::of_shapes(query.dims(), key.dims(), value.dims());
+            attention::select(requested, device, query.dtype(), &dims)
                 .map(|_| ())
                 .or_else(|unavailable| refuse(unavailable.0))
         }

@@ -29,7 +29,14 @@ pub(crate) struct Dims {
 
 impl Dims {
     pub(crate) fn new(query: &CubeTensor, key: &CubeTensor, value: &CubeTensor) -> Self {
-        let (query, key, value) = (query.shape(), key.shape(), value.shape());
+        Self::of_shapes(
+            query.shape().dims(),
+            key.shape().dims(),
+            value.shape().dims(),
+        )
+    }
+
+    pub(crate) fn of_shapes(query: [usize; 4], key: [usize; 4], value: [usize; 4]) -> Self {
         Self {
             batch: query[0],
             query_heads: query[1],
@@ -67,13 +74,8 @@ impl Implementation {
         }
     }
 
-    fn check(
-        self,
-        device: &CubeDevice,
-        dtype: DType,
-        head_dim: usize,
-        value_dim: usize,
-    ) -> Result<(), Unavailable> {
+    fn check(self, device: &CubeDevice, dtype: DType, dims: &Dims) -> Result<(), Unavailable> {
+        let (head_dim, value_dim) = (dims.head_dim, dims.value_dim);
         let client = device.client();
         let properties = client.properties();
         match self {
@@ -82,13 +84,14 @@ impl Implementation {
             ),
             Self::Portable => portable::check_available(properties, dtype, head_dim, value_dim),
             Self::Accelerated => {
+                accelerated::check_sizes(dims)?;
                 accelerated::check_available(properties, dtype, head_dim, value_dim)
             }
         }
     }
 }
 
-/// The implementation that runs on a device; `None` for the generic bodies, if they are asked for.
+/// The implementation that runs a call on a device; `None` for the generic bodies, if they are asked for.
 /// Automatic choice takes the accelerated one before the portable one.
 ///
 /// # Errors
@@ -97,14 +100,10 @@ pub(crate) fn select(
     requested: AttentionImplementation,
     device: &CubeDevice,
     dtype: DType,
-    head_dim: usize,
-    value_dim: usize,
+    dims: &Dims,
 ) -> Result<Option<Implementation>, Unavailable> {
     use Implementation::{Accelerated, Portable};
-    let check = |it: Implementation| {
-        it.check(device, dtype, head_dim, value_dim)
-            .map(|()| Some(it))
-    };
+    let check = |it: Implementation| it.check(device, dtype, dims).map(|()| Some(it));
     match requested {
         AttentionImplementation::Generic => Ok(None),
         AttentionImplementation::Portable => check(Portable),

@@ -96,7 +96,7 @@ fn element(dtype: DType) -> Option<ElemType> {
 
 /// Refuses tensors that 32 bits cannot count as the kernels do: rows of queries, padded to whole
 /// tiles, in 16-byte chunks, and keys by fours.
-fn check_sizes(dims: &Dims) -> Result<(), Unavailable> {
+pub(crate) fn check_sizes(dims: &Dims) -> Result<(), Unavailable> {
     let queries = dims.batch * dims.query_heads * dims.queries.next_multiple_of(TILE_ROWS);
     let keys = dims.batch * dims.kv_heads * dims.keys;
     let largest = (queries * (dims.head_dim / 8)).max(keys * (dims.head_dim / 4));
@@ -135,7 +135,6 @@ pub(crate) fn forward(
     settings: AttentionSettings,
 ) -> Result<(CubeTensor, CubeTensor), Unavailable> {
     let dims = Dims::new(&query, &key, &value);
-    check_sizes(&dims)?;
     let log2_e = core::f64::consts::LOG2_E;
     let (scores, score_factor, scale) = match settings.softcap {
         Some(cap) => (ScoreMap::Capped, settings.scale / cap, cap),
@@ -220,4 +219,21 @@ pub(crate) fn forward(
 /// instructions, and they take head dimensions of whole panels whose sums fit the registers.
 fn has_warpgroup_products(properties: &DeviceProperties, head_dim: usize) -> bool {
     properties.identity.fingerprint == "ptx_sm90" && matches!(head_dim, 64 | 128)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_32_bits_cannot_count_are_refused() {
+        let of_rows = |batch, rows| {
+            let [query, key] = [16, 8].map(|heads| [batch, heads, rows, 128]);
+            check_sizes(&Dims::of_shapes(query, key, key))
+        };
+        // 2^28 rows of queries have 2^32 chunks.
+        assert_eq!(of_rows(1, (1 << 24) - 128), Ok(()));
+        assert!(of_rows(1, 1 << 24).is_err());
+        assert!(of_rows(1 << 10, 1 << 14).is_err());
+    }
 }

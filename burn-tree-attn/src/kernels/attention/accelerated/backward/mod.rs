@@ -23,7 +23,7 @@ use cubecl::prelude::*;
 use super::super::device_plan::Section;
 use super::super::plan::TileShape;
 use super::super::{Dims, Unavailable};
-use super::{check_sizes, element, has_warpgroup_products};
+use super::{element, has_warpgroup_products};
 use crate::ops::AttentionSettings;
 use crate::visibility::Visibility;
 use blocks::{BackwardConfig, KEY_ROWS, QUERY_ROWS};
@@ -53,7 +53,6 @@ pub(crate) fn backward(
     settings: AttentionSettings,
 ) -> Result<(CubeTensor, CubeTensor, CubeTensor), Unavailable> {
     let dims = Dims::new(&query, &key, &value);
-    check_sizes(&dims)?;
     let window = settings.sliding_window;
     let capped = settings.softcap.is_some();
     let config = BackwardConfig::new(dims.head_dim, dims.group(), capped, window.is_some());
