@@ -8,8 +8,6 @@
 #![cfg_attr(any(feature = "tch", feature = "ndarray"), allow(deprecated))]
 
 mod backends;
-#[cfg(feature = "cubecl-backend")]
-mod cube;
 pub mod gather_rows;
 pub mod grouped_linear;
 pub mod lm_head;

@@ -280,7 +280,7 @@ mod tests {
             let (client, shape) = (client.clone(), Shape::from([elements]));
             CubeTensor::new_contiguous(client, device.clone(), shape, handle, DType::F16)
         };
-        let width = |elements| kernels::address_type([&tensor(1), &tensor(elements)]);
+        let width = |elements| tree_training_cube::address_type(&[&tensor(1), &tensor(elements)]);
         // Offsets are unsigned: nothing special happens at 2^31.
         assert_eq!(width(1 << 31), AddressType::U32);
         assert_eq!(width((1 << 32) + 2), AddressType::U64);

@@ -13,15 +13,8 @@
 pub(crate) mod attention;
 pub(crate) mod rope;
 
-use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
-use cubecl::prelude::{AddressType, CubeDim};
-
-/// The width of indices into the largest of the tensors: 32 bits up to 2^32 elements.
-pub(crate) fn address_type<const T: usize>(tensors: [&CubeTensor; T]) -> AddressType {
-    let types = tensors.map(|tensor| tensor.required_address_type());
-    types.into_iter().max().unwrap_or_default()
-}
+use cubecl::prelude::CubeDim;
 
 /// Units of a cube where every unit works for itself: those for large tensors, because kernels are
 /// compiled for their number.

@@ -8,8 +8,9 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
+use tree_training_cube::address_type;
 
-use super::{address_type, elementwise_dim};
+use super::elementwise_dim;
 use crate::generic::{accumulation_dtype, inverse_frequencies};
 use crate::ops::RopeDirection;
 
@@ -218,7 +219,7 @@ pub(crate) fn rope(
     } else {
         empty_device_contiguous_dtype(client.clone(), device, shape, dtype)
     };
-    let address = address_type([&x, &output, &position_ids]);
+    let address = address_type(&[&x, &output, &position_ids]);
     let output_arg = if in_place {
         output.as_tensor_alias(0).into_buffer_arg()
     } else {

@@ -5,11 +5,17 @@ use std::sync::Arc;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn_cubecl::CubeBackend;
+use tree_training_cube::has_kernels;
 
-use crate::cube::{announce, has_kernels};
 use crate::gather_rows::{self, GatherPlan};
 use crate::lm_head::{self, LmHeadPlan};
 use crate::{TreeTrainOps, rms_norm, swiglu};
+
+/// Tells who asks (target `burn_tree_train`, level debug) which implementation of an operation
+/// runs.
+fn announce(op: &'static str, implementation: &'static str) {
+    tracing::debug!(target: "burn_tree_train", op, implementation);
+}
 
 /// Runs the kernel if there is one for these arguments, or else the body from primitives.
 macro_rules! kernel_if {

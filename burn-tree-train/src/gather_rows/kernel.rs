@@ -4,11 +4,11 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-
-use super::GatherPlan;
-use crate::cube::{
+use tree_training_cube::{
     DeviceCache, DeviceList, address_type, contiguous, elem, empty, units, vector_size,
 };
+
+use super::GatherPlan;
 
 /// Lists of a plan that its forward pass reads.
 pub(crate) type IndexCache = DeviceCache<DeviceList>;

@@ -17,12 +17,12 @@ use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-
-use super::LmHeadPlan;
-use crate::cube::{
+use tree_training_cube::{
     DeviceCache, DeviceList, RowGroups, address_type, contiguous, cubes, elem, empty, has_kernels,
     plane_width, row_max, row_sum, units_per_cube, vector_size,
 };
+
+use super::LmHeadPlan;
 use crate::gather_rows;
 
 /// Where the occurrences of each projected row start.

@@ -6,8 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::ir::{ElemType, VectorSize};
 use cubecl::prelude::*;
-
-use crate::cube::{
+use tree_training_cube::{
     RowGroups, address_type, contiguous, cubes, elem, empty, plane_width, row_sum, units_per_cube,
     vector_size,
 };

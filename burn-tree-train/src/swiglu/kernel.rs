@@ -3,8 +3,7 @@
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-
-use crate::cube::{address_type, contiguous, elem, empty, units, vector_size};
+use tree_training_cube::{address_type, contiguous, elem, empty, units, vector_size};
 
 #[cube]
 fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {

@@ -3,7 +3,7 @@
 
 use cubecl::prelude::*;
 
-use super::tile::read;
+use tree_training_cube::matrix::read;
 
 /// Bytes of a barrier in shared memory.
 pub(crate) const BARRIER_BYTES: usize = 8;

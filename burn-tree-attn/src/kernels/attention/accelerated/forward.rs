@@ -4,7 +4,7 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::tile::*;
+use tree_training_cube::matrix::*;
 
 /// Compile-time shape of the forward kernel: it depends on the dtype, the head dimension, the
 /// number of query heads per key head and the options, not on the sizes of a batch.

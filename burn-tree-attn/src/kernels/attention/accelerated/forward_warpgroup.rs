@@ -7,8 +7,8 @@ use cubecl::prelude::*;
 use super::barrier::*;
 use super::forward::{LN_2, LOWEST, SLACK, ScoreMap};
 use super::stage::*;
-use super::tile::*;
 use super::warpgroup::*;
+use tree_training_cube::matrix::*;
 
 /// Compile-time shape of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,7 +6,6 @@ mod barrier;
 mod forward;
 mod forward_warpgroup;
 mod stage;
-mod tile;
 #[cfg(all(test, feature = "cuda"))]
 mod transpiled;
 mod warpgroup;
@@ -14,9 +13,8 @@ mod warpgroup;
 use burn::tensor::DType;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::ir::features::MmaConfig;
-use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
+use tree_training_cube::matrix::{missing_instructions, operand};
 
 use super::device_plan::Section;
 use super::plan::TileShape;
@@ -26,7 +24,6 @@ use crate::visibility::Visibility;
 pub(crate) use backward::backward;
 use forward::{ForwardConfig, ScoreMap, tree_attention_forward};
 use forward_warpgroup::{WarpgroupForwardConfig, tree_attention_forward_warpgroup};
-use tile::PLANE;
 
 /// Rows of a cube's tile of queries: rows of the sequence times heads.
 const TILE_ROWS: usize = 128;
@@ -39,7 +36,7 @@ pub(crate) fn check_available(
     value_dim: usize,
 ) -> Result<(), Unavailable> {
     let refuse = |text: String| Err(Unavailable(text));
-    let element = match element(dtype) {
+    let element = match operand(dtype) {
         Some(element) => element,
         None => return refuse(format!("{dtype:?} tensors; f16 or bf16 are needed")),
     };
@@ -51,32 +48,12 @@ pub(crate) fn check_available(
             "head dimension {head_dim}; a multiple of 16 up to 256 is needed"
         ));
     }
-    let features = &properties.features;
-    let product = MmaConfig {
-        a_type: element,
-        b_type: element,
-        cd_type: ElemType::Float(FloatKind::F32),
-        m: 16,
-        n: 8,
-        k: 16,
-    };
-    if !features.matmul.mma.contains(&product) {
-        return refuse(format!(
-            "no 16 x 8 x 16 products of {dtype:?} with f32 sums"
-        ));
-    }
-    if !features.matmul.ldmatrix.contains(&element) {
-        return refuse("no ldmatrix".into());
-    }
-    if !features.copy_async {
-        return refuse("no asynchronous copies (CUDA needs CubeCL's C++ compiler)".into());
-    }
-    let hardware = &properties.hardware;
-    if (hardware.plane_size_min, hardware.plane_size_max) != (PLANE as u32, PLANE as u32) {
-        return refuse(format!("planes are not of {PLANE} units"));
+    if let Some(missing) = missing_instructions(properties, element) {
+        return refuse(missing);
     }
     let forward = forward_config(head_dim, 1, ScoreMap::Plain, true).shared_bytes();
     let shared = forward.max(backward::shared_bytes(head_dim));
+    let hardware = &properties.hardware;
     if hardware.max_shared_memory_size < shared {
         return refuse(format!(
             "{} bytes of shared memory; {shared} are needed",
@@ -84,14 +61,6 @@ pub(crate) fn check_available(
         ));
     }
     Ok(())
-}
-
-fn element(dtype: DType) -> Option<ElemType> {
-    match dtype {
-        DType::F16 => Some(ElemType::Float(FloatKind::F16)),
-        DType::BF16 => Some(ElemType::Float(FloatKind::BF16)),
-        _ => None,
-    }
 }
 
 /// Refuses tensors that 32 bits cannot count as the kernels do: rows of queries, padded to whole
@@ -157,7 +126,7 @@ pub(crate) fn forward(
     let rows = vec![dims.batch, dims.query_heads, dims.queries];
     let log_sum_exp = empty(rows.clone(), DType::F32);
     let output = empty([rows, vec![dims.head_dim]].concat(), query.dtype);
-    let dtype = element(query.dtype).expect("check_available allows f16 and bf16 only");
+    let dtype = operand(query.dtype).expect("check_available allows f16 and bf16 only");
     let cubes = CubeCount::Static(
         plan.n_query_tiles as u32,
         (dims.query_heads / config.heads) as u32,

@@ -5,8 +5,8 @@
 use cubecl::prelude::*;
 
 use super::barrier::arrive;
-use super::tile::*;
 use super::warpgroup::*;
+use tree_training_cube::matrix::*;
 
 /// Rows of a tile of the plan on the side that is streamed.
 pub(crate) const TILE_ROWS: usize = 64;

@@ -8,11 +8,11 @@
 //! is the 128-byte swizzle that the instructions undo; tiles start at multiples of 1024 bytes.
 //!
 //! Plane `p` of the four holds rows `16 p..` of sums and left operands, a lane of it as
-//! [`tile`](super::tile) says for 16-row blocks.
+//! [`matrix`](tree_training_cube::matrix) says for 16-row blocks.
 
 use cubecl::prelude::*;
 
-use super::tile::*;
+use tree_training_cube::matrix::*;
 
 /// Planes that work on one product.
 pub(crate) const PLANES: usize = 4;

@@ -15,10 +15,11 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::prelude::*;
+use tree_training_cube::address_type;
 
 use super::{Dims, Unavailable};
 use crate::generic::accumulation_dtype;
-use crate::kernels::{address_type, elementwise_dim};
+use crate::kernels::elementwise_dim;
 use crate::ops::AttentionSettings;
 use crate::visibility::Visibility;
 use layout::{Launch, Layout, Side, elem_types};
@@ -69,7 +70,7 @@ pub(crate) fn forward(
         Shape::from([rows[0], rows[1], rows[2], dims.value_dim]),
         dtype,
     );
-    let address = address_type([&query, &key, &value, &output, &log_sum_exp]);
+    let address = address_type(&[&query, &key, &value, &output, &log_sum_exp]);
     // SAFETY: indices stay below the lengths of the tensors, whose shapes the mask has.
     unsafe {
         forward::attention_forward::launch_unchecked(
@@ -134,7 +135,7 @@ pub(crate) fn backward(
     let statistics = row_statistics(&grad_output, output, log_sum_exp, vector);
     let grad_query = empty_device_contiguous_dtype(client.clone(), device, query.shape(), dtype);
     let (gradients, grad_key, grad_value, values_at) = key_value_gradients(&client, &key, &value);
-    let address = address_type([&query, &key, &value, &grad_output, &statistics, &gradients]);
+    let address = address_type(&[&query, &key, &value, &grad_output, &statistics, &gradients]);
     // SAFETY: indices stay below the lengths of the tensors, whose shapes the mask has.
     unsafe {
         backward::attention_backward_query::launch_unchecked(
@@ -200,7 +201,7 @@ fn row_statistics(
     let [stored, computed] = elem_types(output.dtype);
     let dim = elementwise_dim(&client);
     let count = calculate_cube_count_elemwise(&client, rows, dim);
-    let address = address_type([grad_output, &output, &log_sum_exp, &statistics]);
+    let address = address_type(&[grad_output, &output, &log_sum_exp, &statistics]);
     // SAFETY: all have `rows` rows.
     unsafe {
         backward::row_statistics::launch_unchecked(

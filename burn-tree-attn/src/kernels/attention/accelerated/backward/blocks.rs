@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::super::tile::*;
+use tree_training_cube::matrix::*;
 
 /// Query rows of a tile of the plan.
 pub(crate) const QUERY_ROWS: usize = 64;

@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 
-use super::super::tile::*;
 use super::blocks::*;
+use tree_training_cube::matrix::*;
 
 /// Addresses of what is streamed through the stages, of head 0 of the cube's group.
 #[derive(CubeType, Clone, Copy)]

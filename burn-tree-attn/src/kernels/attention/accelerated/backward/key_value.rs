@@ -16,9 +16,9 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::super::barrier::*;
-use super::super::tile::*;
 use super::blocks::*;
 use super::by_key::*;
+use tree_training_cube::matrix::*;
 
 /// Bytes of the shared memory of a cube, from its start: keys, values, stages, probabilities on
 /// their way from plane to plane, barriers.

@@ -8,10 +8,10 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::super::tile::*;
 use super::super::warpgroup::*;
 use super::blocks::*;
 use super::by_key::*;
+use tree_training_cube::matrix::*;
 
 /// Units of a cube.
 pub(crate) const UNITS: usize = PLANES * PLANE;

@@ -19,11 +19,12 @@ use burn::tensor::DType;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use tree_training_cube::matrix::operand;
 
 use super::super::device_plan::Section;
 use super::super::plan::TileShape;
 use super::super::{Dims, Unavailable};
-use super::{element, has_warpgroup_products};
+use super::has_warpgroup_products;
 use crate::ops::AttentionSettings;
 use crate::visibility::Visibility;
 use blocks::{BackwardConfig, KEY_ROWS, QUERY_ROWS};
@@ -61,7 +62,7 @@ pub(crate) fn backward(
         keys: KEY_ROWS,
     };
     let plan = visibility.device_plan(&query.device, tiles, window)?;
-    let dtype = element(query.dtype).expect("check_available allows f16 and bf16 only");
+    let dtype = operand(query.dtype).expect("check_available allows f16 and bf16 only");
 
     let (client, device) = (query.client.clone(), query.device.clone());
     let empty = |shape: Vec<usize>, dtype| {

@@ -9,8 +9,8 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::super::barrier::*;
-use super::super::tile::*;
 use super::blocks::*;
+use tree_training_cube::matrix::*;
 
 /// Keys of a stage: part of a tile of the plan.
 const STAGE_KEYS: usize = 32;

@@ -7,10 +7,10 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::super::tile::*;
 use super::super::warpgroup::*;
 use super::blocks::*;
 use super::query::hide_of_queries;
+use tree_training_cube::matrix::*;
 
 /// Units of a cube.
 pub(crate) const UNITS: usize = PLANES * PLANE;

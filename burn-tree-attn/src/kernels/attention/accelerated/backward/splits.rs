@@ -3,8 +3,8 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::super::tile::*;
 use super::blocks::*;
+use tree_training_cube::matrix::*;
 
 /// Query and key tiles that cubes of the key and value kernel go through.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,7 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::super::tile::*;
+use tree_training_cube::matrix::*;
 
 /// Units of a cube of [`row_statistics`], two to a row.
 pub(crate) const UNITS: usize = 256;

@@ -1,9 +1,9 @@
 //! The backward kernels for the test that translates them.
 
 use cubecl::prelude::*;
+use tree_training_cube::translation::{Case, Target, buffer, settings};
 
 use super::super::has_warpgroup_products;
-use super::super::transpiled::{Case, Target, buffer, settings};
 use super::key_value::tree_attention_backward_key_value::TreeAttentionBackwardKeyValue;
 use super::key_value_warpgroup::tree_attention_backward_key_value_warpgroup::TreeAttentionBackwardKeyValueWarpgroup;
 use super::query::tree_attention_backward_query::TreeAttentionBackwardQuery;
