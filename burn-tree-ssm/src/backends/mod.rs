@@ -1,0 +1,12 @@
+//! Backends, and what each overrides.
+
+mod autodiff;
+
+#[cfg(feature = "cubecl-backend")]
+impl crate::TreeSsmOps for burn_cubecl::CubeBackend {}
+#[cfg(feature = "flex")]
+impl crate::TreeSsmOps for burn::backend::Flex {}
+#[cfg(feature = "ndarray")]
+impl crate::TreeSsmOps for burn::backend::NdArray {}
+#[cfg(feature = "tch")]
+impl crate::TreeSsmOps for burn::backend::LibTorch {}

@@ -1,0 +1,214 @@
+//! Checks of the arguments, before dispatch.
+
+use burn::tensor::{DType, Device, Tensor};
+
+use super::{
+    GatedDeltaRuleError, GatedDeltaRuleImplementation, GatedDeltaRuleOptions,
+    GatedDeltaRuleSettings,
+};
+use crate::TreeRecurrence;
+use crate::precision::at_least_f32;
+
+/// The tensors of a call.
+pub(super) struct Arguments<'a> {
+    pub(super) query: &'a Tensor<4>,
+    pub(super) key: &'a Tensor<4>,
+    pub(super) value: &'a Tensor<4>,
+    pub(super) log_decay: &'a Tensor<3>,
+    pub(super) beta: &'a Tensor<3>,
+    pub(super) initial_states: Option<&'a Tensor<4>>,
+}
+
+pub(super) fn check(
+    arguments: &Arguments<'_>,
+    recurrence: &TreeRecurrence,
+    options: GatedDeltaRuleOptions,
+) -> Result<GatedDeltaRuleSettings, GatedDeltaRuleError> {
+    check_shapes(arguments, recurrence)?;
+    check_dtypes(arguments)?;
+    check_devices(arguments)?;
+    let settings = resolve(options, arguments.query.dims()[3])?;
+    check_implementation(settings.implementation, arguments.value)?;
+    Ok(settings)
+}
+
+fn check_shapes(
+    arguments: &Arguments<'_>,
+    recurrence: &TreeRecurrence,
+) -> Result<(), GatedDeltaRuleError> {
+    let expect = |tensor, dimension, found, expected, reason| {
+        if found == expected {
+            Ok(())
+        } else {
+            Err(GatedDeltaRuleError::Shape {
+                tensor,
+                dimension,
+                found,
+                expected,
+                reason,
+            })
+        }
+    };
+    let (query, key) = (arguments.query.dims(), arguments.key.dims());
+    let value = arguments.value.dims();
+    let (log_decay, beta) = (arguments.log_decay.dims(), arguments.beta.dims());
+    let of_recurrence = "of the recurrence";
+    for (tensor, batch, length) in [
+        ("query", query[0], query[1]),
+        ("key", key[0], key[1]),
+        ("value", value[0], value[1]),
+        ("log_decay", log_decay[0], log_decay[1]),
+        ("beta", beta[0], beta[1]),
+    ] {
+        let (batches, rows) = (recurrence.batch_size(), recurrence.row_length());
+        expect(tensor, "batch size", batch, batches, of_recurrence)?;
+        expect(tensor, "row count", length, rows, of_recurrence)?;
+    }
+    expect("key", "head count", key[2], query[2], "of the query")?;
+    expect("key", "head dimension", key[3], query[3], "of the query")?;
+    expect(
+        "log_decay",
+        "head count",
+        log_decay[2],
+        value[2],
+        "of the value",
+    )?;
+    expect("beta", "head count", beta[2], value[2], "of the value")?;
+    if query[2] == 0 || value[2] == 0 || !value[2].is_multiple_of(query[2]) {
+        return Err(GatedDeltaRuleError::Heads {
+            value_heads: value[2],
+            key_heads: query[2],
+        });
+    }
+    for (tensor, dim) in [("query", query[3]), ("value", value[3])] {
+        if dim == 0 {
+            return Err(GatedDeltaRuleError::EmptyHead { tensor });
+        }
+    }
+    let states = [recurrence.n_slots(), value[2], query[3], value[3]];
+    let numbers = states
+        .iter()
+        .try_fold(1usize, |numbers, &size| numbers.checked_mul(size));
+    if numbers.is_none_or(|numbers| numbers > isize::MAX as usize) {
+        return Err(GatedDeltaRuleError::TooLarge {
+            what: "the states",
+            shape: states,
+        });
+    }
+
+    let (found, expected) = (
+        arguments
+            .initial_states
+            .map_or(0, |states| states.dims()[0]),
+        recurrence.n_initial_states(),
+    );
+    if found != expected {
+        return Err(GatedDeltaRuleError::InitialStates { found, expected });
+    }
+    if let Some(states) = arguments.initial_states {
+        let [count, heads, key_dim, value_dim] = states.dims();
+        if count == 0 {
+            return Err(GatedDeltaRuleError::InitialStates { found, expected });
+        }
+        let tensor = "initial_states";
+        expect(tensor, "head count", heads, value[2], "of the value")?;
+        expect(tensor, "key dimension", key_dim, query[3], "of the query")?;
+        expect(
+            tensor,
+            "value dimension",
+            value_dim,
+            value[3],
+            "of the value",
+        )?;
+    }
+    Ok(())
+}
+
+fn check_dtypes(arguments: &Arguments<'_>) -> Result<(), GatedDeltaRuleError> {
+    let dtype = arguments.value.dtype();
+    for (tensor, found) in [("value", dtype), ("beta", arguments.beta.dtype())] {
+        if !matches!(found, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
+            return Err(GatedDeltaRuleError::UnsupportedDType { tensor, found });
+        }
+    }
+    let wide = DType::from(at_least_f32(dtype));
+    let (of_value, gates) = ("the value's dtype", "gates and states are at least f32");
+    let states = arguments.initial_states.map(|states| states.dtype());
+    for (tensor, found, expected, reason) in [
+        ("query", arguments.query.dtype(), dtype, of_value),
+        ("key", arguments.key.dtype(), dtype, of_value),
+        ("log_decay", arguments.log_decay.dtype(), wide, gates),
+        ("initial_states", states.unwrap_or(wide), wide, gates),
+    ] {
+        if found != expected {
+            return Err(GatedDeltaRuleError::DType {
+                tensor,
+                found,
+                expected,
+                reason,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn check_devices(arguments: &Arguments<'_>) -> Result<(), GatedDeltaRuleError> {
+    let device = arguments.value.device();
+    let states = arguments.initial_states.map(|states| states.device());
+    for (tensor, other) in [
+        ("query", arguments.query.device()),
+        ("key", arguments.key.device()),
+        ("log_decay", arguments.log_decay.device()),
+        ("beta", arguments.beta.device()),
+        ("initial_states", states.unwrap_or_else(|| device.clone())),
+    ] {
+        if !same_device(&other, &device) {
+            return Err(GatedDeltaRuleError::Device {
+                tensor,
+                found: format!("{other:?}"),
+                expected: format!("{device:?}"),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Whether tensors on both devices can be combined: the same device, with or without autodiff.
+fn same_device(a: &Device, b: &Device) -> bool {
+    a.clone().inner() == b.clone().inner()
+}
+
+fn resolve(
+    options: GatedDeltaRuleOptions,
+    key_dim: usize,
+) -> Result<GatedDeltaRuleSettings, GatedDeltaRuleError> {
+    let scale = options
+        .scale
+        .unwrap_or_else(|| (key_dim as f64).sqrt().recip());
+    if !scale.is_finite() {
+        return Err(GatedDeltaRuleError::Option {
+            option: "scale",
+            value: scale,
+            expected: "a finite number",
+        });
+    }
+    Ok(GatedDeltaRuleSettings {
+        scale,
+        implementation: options.implementation,
+    })
+}
+
+/// Refuses a requested implementation that the device does not run.
+fn check_implementation(
+    requested: GatedDeltaRuleImplementation,
+    value: &Tensor<4>,
+) -> Result<(), GatedDeltaRuleError> {
+    use GatedDeltaRuleImplementation::{Automatic, Generic};
+    if matches!(requested, Automatic | Generic) {
+        return Ok(());
+    }
+    Err(GatedDeltaRuleError::Implementation {
+        requested,
+        reason: format!("there are no kernels for {:?}", value.device()),
+    })
+}

@@ -1,0 +1,488 @@
+//! The tree as recurrent layers see it: which row follows which, cut into windows and paths.
+//!
+//! A state of a Gated DeltaNet is a matrix per head, and a row's state comes from its parent row.
+//! What can be computed in parallel is therefore decided here, once per batch and on the host:
+//!
+//! * [`windows`] cuts the rows into **windows** of at most `C` rows that all hang off one entry, so
+//!   that everything inside a window is a masked matrix product;
+//! * [`paths`] chains windows into **paths**, along which the state stays where it is computed,
+//!   and sorts paths into **levels**, which run one after another;
+//! * [`convolution`] finds the ancestors that a causal convolution reads, and who reads whom.
+
+mod convolution;
+mod error;
+mod paths;
+mod windows;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tree_pack::TreeLayout;
+
+pub use convolution::ConvolutionPlan;
+pub use error::RecurrenceError;
+use paths::Paths;
+
+/// The largest (and default) number of rows of a window.
+pub const MAX_WINDOW_ROWS: usize = 64;
+
+/// Where a state comes from, as a number: no state, which is zero.
+pub const ENTRY_ZERO: i32 = -1;
+
+/// Who continues whom in a batch of tree layouts, and the schedule of recurrent operations on it.
+/// Built once per batch and shared by all layers; cloning is cheap.
+///
+/// Rows are those of the flattened batch: row `i` of batch row `b` is `b * N + i`. Rows past the
+/// end of a layout are padding: they are in no window, operations give zeros there and pass no
+/// gradient.
+///
+/// # Example
+/// ```
+/// use burn_tree_ssm::TreeRecurrence;
+/// use tree_pack::{Segment, TreeLayout};
+///
+/// // A prompt of two tokens and two answers of one token.
+/// let layout = TreeLayout {
+///     tokens: vec![7, 8, 9, 10],
+///     position_ids: vec![0, 1, 2, 2],
+///     parents: vec![-1, 0, 1, 1],
+///     subtree_ends: vec![4, 4, 3, 4],
+///     segments: vec![
+///         Segment { start: 0, end: 2, parent: None },
+///         Segment { start: 2, end: 3, parent: Some(0) },
+///         Segment { start: 3, end: 4, parent: Some(0) },
+///     ],
+/// };
+/// let recurrence = TreeRecurrence::from_layouts(&[layout], 4).with_requested_rows(&[1]);
+/// // The state after row 1 is asked for, so that a window ends there; the answers share one.
+/// assert_eq!(recurrence.window_starts(), [0, 2]);
+/// assert_eq!(recurrence.window_lengths(), [2, 2]);
+/// ```
+#[derive(Clone)]
+pub struct TreeRecurrence(Arc<Inner>);
+
+struct Inner {
+    batch_size: usize,
+    row_length: usize,
+    tree: Tree,
+    requested_rows: Vec<u32>,
+    window_rows: usize,
+    paths: Paths,
+    convolutions: Mutex<Vec<Arc<ConvolutionPlan>>>,
+}
+
+/// The rows of a flattened batch.
+#[derive(Clone, Default)]
+struct Tree {
+    /// `[R]` previous row of the path, -1 at roots and in padding.
+    parents: Vec<i32>,
+    /// `[R]` one past the last row of the subtree, 0 in padding.
+    subtree_ends: Vec<u32>,
+    /// `[R]` number of rows before on the path, 0 in padding.
+    depths: Vec<u32>,
+    /// Rows of the layouts, without padding.
+    layouts: Vec<Range<usize>>,
+    /// First rows of trees, ascending.
+    roots: Vec<u32>,
+    /// The initial state of every root, if it has one.
+    root_states: Vec<Option<u32>>,
+}
+
+impl TreeRecurrence {
+    /// The recurrence on a batch of layouts, each padded to `row_length` rows, whose trees start
+    /// from zero.
+    ///
+    /// # Panics
+    /// If [`try_from_layouts`](Self::try_from_layouts) refuses the arguments.
+    pub fn from_layouts(layouts: &[TreeLayout], row_length: usize) -> Self {
+        Self::try_from_layouts(layouts, row_length).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The recurrence on a batch of layouts, each padded to `row_length` rows, whose trees start
+    /// from zero.
+    ///
+    /// # Errors
+    /// If there are no rows, a layout is longer than `row_length` or contradicts itself, or the
+    /// rows exceed the index range.
+    pub fn try_from_layouts(
+        layouts: &[TreeLayout],
+        row_length: usize,
+    ) -> Result<Self, RecurrenceError> {
+        if layouts.is_empty() || row_length == 0 {
+            return Err(RecurrenceError::EmptyBatch);
+        }
+        let rows = layouts.len().checked_mul(row_length);
+        if rows.is_none_or(|rows| rows > i32::MAX as usize) {
+            return Err(RecurrenceError::TooManyRows {
+                batch_size: layouts.len(),
+                row_length,
+            });
+        }
+        let mut tree = Tree::default();
+        for (batch, layout) in layouts.iter().enumerate() {
+            if layout.len() > row_length {
+                return Err(RecurrenceError::RowLength {
+                    batch,
+                    length: layout.len(),
+                    row_length,
+                });
+            }
+            layout
+                .validate()
+                .map_err(|source| RecurrenceError::Layout { batch, source })?;
+            tree.push(layout, row_length);
+        }
+        tree.root_states = vec![None; tree.roots.len()];
+        let shape = (layouts.len(), row_length);
+        Ok(Self::build(shape, tree, Vec::new(), MAX_WINDOW_ROWS))
+    }
+
+    /// The same rows, with an initial state for some trees: `root_states[r]` is the index of the
+    /// incoming state (and convolution tail) from which the tree of root `r` starts, in order of
+    /// [`roots`](Self::roots).
+    ///
+    /// # Panics
+    /// If [`try_with_initial_states`](Self::try_with_initial_states) refuses the argument.
+    pub fn with_initial_states(self, root_states: &[Option<u32>]) -> Self {
+        self.try_with_initial_states(root_states)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`with_initial_states`](Self::with_initial_states).
+    ///
+    /// # Errors
+    /// If there is not one entry per root, or an index is not below the number of roots.
+    pub fn try_with_initial_states(
+        self,
+        root_states: &[Option<u32>],
+    ) -> Result<Self, RecurrenceError> {
+        let inner = &self.0;
+        let roots = inner.tree.roots.len();
+        if root_states.len() != roots {
+            return Err(RecurrenceError::RootStates {
+                found: root_states.len(),
+                expected: roots,
+            });
+        }
+        for (root, state) in root_states.iter().enumerate() {
+            if let &Some(state) = state
+                && state as usize >= roots
+            {
+                return Err(RecurrenceError::InitialState { root, state, roots });
+            }
+        }
+        let mut tree = inner.tree.clone();
+        tree.root_states = root_states.to_vec();
+        let requested = inner.requested_rows.clone();
+        Ok(Self::build(
+            inner.shape(),
+            tree,
+            requested,
+            inner.window_rows,
+        ))
+    }
+
+    /// The same rows, with the states (and convolution tails) after `rows` as outputs, in this
+    /// order. Rows are those of the flattened batch.
+    ///
+    /// # Panics
+    /// If [`try_with_requested_rows`](Self::try_with_requested_rows) refuses the argument.
+    pub fn with_requested_rows(self, rows: &[u32]) -> Self {
+        self.try_with_requested_rows(rows)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`with_requested_rows`](Self::with_requested_rows).
+    ///
+    /// # Errors
+    /// If a row is padding or out of range, or is named twice.
+    pub fn try_with_requested_rows(self, rows: &[u32]) -> Result<Self, RecurrenceError> {
+        let inner = &self.0;
+        let mut seen = vec![false; inner.tree.rows()];
+        for (index, &row) in rows.iter().enumerate() {
+            match seen.get_mut(row as usize) {
+                Some(seen) if !inner.tree.is_padding(row as usize) => {
+                    if std::mem::replace(seen, true) {
+                        return Err(RecurrenceError::RepeatedRow { index, row });
+                    }
+                }
+                _ => {
+                    let rows = inner.tree.rows();
+                    return Err(RecurrenceError::RequestedRow { index, row, rows });
+                }
+            }
+        }
+        let tree = inner.tree.clone();
+        Ok(Self::build(
+            inner.shape(),
+            tree,
+            rows.to_vec(),
+            inner.window_rows,
+        ))
+    }
+
+    /// The same rows, cut into windows of at most `window_rows` rows.
+    ///
+    /// # Panics
+    /// If [`try_with_window_rows`](Self::try_with_window_rows) refuses the argument.
+    pub fn with_window_rows(self, window_rows: usize) -> Self {
+        self.try_with_window_rows(window_rows)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`with_window_rows`](Self::with_window_rows).
+    ///
+    /// # Errors
+    /// If `window_rows` is not in `1..=`[`MAX_WINDOW_ROWS`].
+    pub fn try_with_window_rows(self, window_rows: usize) -> Result<Self, RecurrenceError> {
+        if !(1..=MAX_WINDOW_ROWS).contains(&window_rows) {
+            return Err(RecurrenceError::WindowRows { found: window_rows });
+        }
+        let inner = &self.0;
+        let (tree, requested) = (inner.tree.clone(), inner.requested_rows.clone());
+        Ok(Self::build(inner.shape(), tree, requested, window_rows))
+    }
+
+    fn build(
+        (batch_size, row_length): (usize, usize),
+        tree: Tree,
+        requested_rows: Vec<u32>,
+        window_rows: usize,
+    ) -> Self {
+        let windows = windows::cut(&tree, &requested_rows, window_rows);
+        let paths = Paths::build(&tree, &windows, &requested_rows);
+        Self(Arc::new(Inner {
+            batch_size,
+            row_length,
+            tree,
+            requested_rows,
+            window_rows,
+            paths,
+            convolutions: Mutex::default(),
+        }))
+    }
+
+    /// Number of batch rows, `B`.
+    pub fn batch_size(&self) -> usize {
+        self.0.batch_size
+    }
+
+    /// Number of rows of each batch row with padding, `N`.
+    pub fn row_length(&self) -> usize {
+        self.0.row_length
+    }
+
+    /// Number of rows of the flattened batch with padding, `R = B * N`.
+    pub fn rows(&self) -> usize {
+        self.0.tree.rows()
+    }
+
+    /// `[R]` previous row of the path, -1 at roots and in padding.
+    pub fn parents(&self) -> &[i32] {
+        &self.0.tree.parents
+    }
+
+    /// `[R]` one past the last row of the row's subtree, 0 in padding.
+    pub fn subtree_ends(&self) -> &[u32] {
+        &self.0.tree.subtree_ends
+    }
+
+    /// Whether a row of the flattened batch is padding.
+    pub fn is_padding(&self, row: usize) -> bool {
+        self.0.tree.is_padding(row)
+    }
+
+    /// First rows of the trees, ascending.
+    pub fn roots(&self) -> &[u32] {
+        &self.0.tree.roots
+    }
+
+    /// The initial state of every root, if it has one.
+    pub fn root_states(&self) -> &[Option<u32>] {
+        &self.0.tree.root_states
+    }
+
+    /// Number of initial states, `G`: one more than the largest index a root names.
+    pub fn n_initial_states(&self) -> usize {
+        self.0.tree.n_initial_states()
+    }
+
+    /// Rows whose states are outputs: their slots are `0..X`, in this order.
+    pub fn requested_rows(&self) -> &[u32] {
+        &self.0.requested_rows
+    }
+
+    /// Most rows of a window, `C`.
+    pub fn window_rows(&self) -> usize {
+        self.0.window_rows
+    }
+
+    /// Number of windows, `W`.
+    pub fn n_windows(&self) -> usize {
+        self.0.paths.window_starts.len()
+    }
+
+    /// `[W]` first row of every window. The windows of a path are consecutive, each beginning
+    /// with the state after the last row of the one before.
+    ///
+    /// A window is either a piece of a node, or (then it is the last of its path) complete
+    /// subtrees of one parent. In both, row `i` depends on row `j` of the window exactly when
+    /// `j <= i < subtree_ends[j]`.
+    pub fn window_starts(&self) -> &[u32] {
+        &self.0.paths.window_starts
+    }
+
+    /// `[W]` number of rows of every window, at least 1.
+    pub fn window_lengths(&self) -> &[u32] {
+        &self.0.paths.window_lengths
+    }
+
+    /// `[W]` slot in which the state after the window's last row is kept, -1 if in none.
+    pub fn window_slots(&self) -> &[i32] {
+        &self.0.paths.window_slots
+    }
+
+    /// Number of paths, `P`.
+    pub fn n_paths(&self) -> usize {
+        self.0.paths.path_entries.len()
+    }
+
+    /// `[P + 1]` where the windows of every path start.
+    pub fn path_offsets(&self) -> &[u32] {
+        &self.0.paths.path_offsets
+    }
+
+    /// `[P]` the state with which every path starts: a slot, [`ENTRY_ZERO`], or `-2 - g` for
+    /// initial state `g`.
+    pub fn path_entries(&self) -> &[i32] {
+        &self.0.paths.path_entries
+    }
+
+    /// Ranges of paths, long ones first, that can run at the same time: the slot with which a path
+    /// starts is written by a path of an earlier level.
+    pub fn levels(&self) -> &[Range<usize>] {
+        &self.0.paths.levels
+    }
+
+    /// Number of slots, `S`: states kept after a window because they are asked for or because
+    /// paths start from them. Those of the requested rows come first.
+    pub fn n_slots(&self) -> usize {
+        self.0.paths.slot_child_offsets.len() - 1
+    }
+
+    /// `[S + 1]` where the list of every slot starts in [`slot_children`](Self::slot_children).
+    pub fn slot_child_offsets(&self) -> &[u32] {
+        &self.0.paths.slot_child_offsets
+    }
+
+    /// The paths that start from each slot, ascending.
+    pub fn slot_children(&self) -> &[u32] {
+        &self.0.paths.slot_children
+    }
+
+    /// `[G + 1]` where the list of every initial state starts in
+    /// [`initial_children`](Self::initial_children).
+    pub fn initial_child_offsets(&self) -> &[u32] {
+        &self.0.paths.initial_child_offsets
+    }
+
+    /// The paths that start from each initial state, ascending.
+    pub fn initial_children(&self) -> &[u32] {
+        &self.0.paths.initial_children
+    }
+
+    /// Rows that tiles of `tile_rows` rows compute per row of the layouts: each window is rounded
+    /// up to whole tiles. 1 means no padding.
+    ///
+    /// # Panics
+    /// If `tile_rows` is 0.
+    pub fn padding_factor(&self, tile_rows: usize) -> f64 {
+        let lengths = self.window_lengths().iter().map(|&length| length as usize);
+        let computed: usize = lengths.map(|rows| rows.next_multiple_of(tile_rows)).sum();
+        let rows: usize = self.0.tree.layouts.iter().map(Range::len).sum();
+        computed as f64 / rows as f64
+    }
+
+    /// What a causal convolution with `kernel_size` taps reads, made on first use.
+    ///
+    /// # Errors
+    /// If `kernel_size` is 0, or so large that the lists exceed the index range.
+    pub fn convolution(&self, kernel_size: usize) -> Result<Arc<ConvolutionPlan>, RecurrenceError> {
+        let mut plans = self
+            .0
+            .convolutions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(plan) = plans.iter().find(|plan| plan.kernel_size() == kernel_size) {
+            return Ok(plan.clone());
+        }
+        let plan = Arc::new(ConvolutionPlan::build(self, kernel_size)?);
+        plans.push(plan.clone());
+        Ok(plan)
+    }
+}
+
+impl Inner {
+    fn shape(&self) -> (usize, usize) {
+        (self.batch_size, self.row_length)
+    }
+}
+
+impl Tree {
+    fn push(&mut self, layout: &TreeLayout, row_length: usize) {
+        let first = self.rows();
+        let end = first + row_length;
+        let rows = first..first + layout.len();
+        for (row, &parent) in rows.clone().zip(&layout.parents) {
+            if parent < 0 {
+                self.roots.push(row as u32);
+            }
+        }
+        let flat = |parent: &i32| {
+            if *parent < 0 {
+                -1
+            } else {
+                parent + first as i32
+            }
+        };
+        self.parents.extend(layout.parents.iter().map(flat));
+        self.parents.resize(end, -1);
+        let ends = layout.subtree_ends.iter().map(|end| end + first as u32);
+        self.subtree_ends.extend(ends);
+        self.subtree_ends.resize(end, 0);
+        self.depths.extend(&layout.position_ids);
+        self.depths.resize(end, 0);
+        self.layouts.push(rows);
+    }
+
+    fn rows(&self) -> usize {
+        self.parents.len()
+    }
+
+    fn is_padding(&self, row: usize) -> bool {
+        self.subtree_ends[row] == 0
+    }
+
+    fn n_initial_states(&self) -> usize {
+        let states = self.root_states.iter().flatten();
+        states.max().map_or(0, |&state| state as usize + 1)
+    }
+
+    /// The initial state of the tree that `row` begins; `None` as well where it begins none.
+    fn initial_state(&self, row: usize) -> Option<u32> {
+        let root = self.roots.binary_search(&(row as u32)).ok()?;
+        self.root_states[root]
+    }
+}
+
+impl fmt::Debug for TreeRecurrence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TreeRecurrence")
+            .field("batch_size", &self.batch_size())
+            .field("row_length", &self.row_length())
+            .field("windows", &self.n_windows())
+            .field("levels", &self.levels())
+            .finish()
+    }
+}

@@ -1,0 +1,149 @@
+//! Chains windows into paths and sorts paths into levels.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use super::windows::Window;
+use super::{ENTRY_ZERO, Tree};
+
+/// The schedule; see the accessors of [`super::TreeRecurrence`].
+#[derive(Debug, Default)]
+pub(super) struct Paths {
+    pub(super) window_starts: Vec<u32>,
+    pub(super) window_lengths: Vec<u32>,
+    pub(super) window_slots: Vec<i32>,
+    pub(super) path_offsets: Vec<u32>,
+    pub(super) path_entries: Vec<i32>,
+    pub(super) levels: Vec<Range<usize>>,
+    pub(super) slot_child_offsets: Vec<u32>,
+    pub(super) slot_children: Vec<u32>,
+    pub(super) initial_child_offsets: Vec<u32>,
+    pub(super) initial_children: Vec<u32>,
+}
+
+/// Windows that follow each other, as indices in order of rows.
+struct Path {
+    level: usize,
+    windows: Vec<usize>,
+}
+
+impl Paths {
+    pub(super) fn build(tree: &Tree, windows: &[Window], requested_rows: &[u32]) -> Self {
+        let paths = heavy_paths(windows);
+
+        let mut schedule = Self::default();
+        // From windows in order of rows to windows in order of paths.
+        let mut numbers = vec![0; windows.len()];
+        schedule.path_offsets.push(0);
+        for path in &paths {
+            for &window in &path.windows {
+                numbers[window] = schedule.window_starts.len();
+                let rows = &windows[window].rows;
+                schedule.window_starts.push(rows.start as u32);
+                schedule.window_lengths.push(rows.len() as u32);
+            }
+            schedule
+                .path_offsets
+                .push(schedule.window_starts.len() as u32);
+        }
+        schedule.levels = paths
+            .chunk_by(|a, b| a.level == b.level)
+            .scan(0, |end, level| {
+                let start = *end;
+                *end += level.len();
+                Some(start..*end)
+            })
+            .collect();
+
+        let mut window_of_end = vec![usize::MAX; tree.rows()];
+        for (window, &number) in windows.iter().zip(&numbers) {
+            window_of_end[window.rows.end - 1] = number;
+        }
+        schedule.window_slots = vec![-1; windows.len()];
+        for (slot, &row) in requested_rows.iter().enumerate() {
+            schedule.window_slots[window_of_end[row as usize]] = slot as i32;
+        }
+        let mut n_slots = requested_rows.len();
+        for path in &paths {
+            let first = &windows[path.windows[0]];
+            let entry = match (first.parent, tree.initial_state(first.rows.start)) {
+                (Some(parent), _) => {
+                    let slot = &mut schedule.window_slots[numbers[parent]];
+                    if *slot < 0 {
+                        *slot = n_slots as i32;
+                        n_slots += 1;
+                    }
+                    *slot
+                }
+                (None, Some(state)) => -2 - state as i32,
+                (None, None) => ENTRY_ZERO,
+            };
+            schedule.path_entries.push(entry);
+        }
+        (schedule.slot_child_offsets, schedule.slot_children) =
+            schedule.children(n_slots, |entry| usize::try_from(entry).ok());
+        (schedule.initial_child_offsets, schedule.initial_children) = schedule
+            .children(tree.n_initial_states(), |entry| {
+                usize::try_from(-2 - i64::from(entry)).ok()
+            });
+        schedule
+    }
+
+    /// The paths that start from each of `count` states, as offsets and a list.
+    fn children(
+        &self,
+        count: usize,
+        state_of: impl Fn(i32) -> Option<usize>,
+    ) -> (Vec<u32>, Vec<u32>) {
+        let mut lists = vec![Vec::new(); count];
+        for (path, &entry) in self.path_entries.iter().enumerate() {
+            if let Some(state) = state_of(entry) {
+                lists[state].push(path as u32);
+            }
+        }
+        let mut offsets = vec![0];
+        for list in &lists {
+            offsets.push(offsets[offsets.len() - 1] + list.len() as u32);
+        }
+        (offsets, lists.concat())
+    }
+}
+
+/// Paths by level and, within a level, by descending length. A path continues with the child
+/// window below which most windows follow each other; the others start paths one level below.
+fn heavy_paths(windows: &[Window]) -> Vec<Path> {
+    // Windows of the longest chain that begins with each window.
+    let mut heights = vec![1; windows.len()];
+    let mut heavy_child: Vec<Option<usize>> = vec![None; windows.len()];
+    for (index, window) in windows.iter().enumerate().rev() {
+        if let Some(parent) = window.parent
+            && heights[index] + 1 >= heights[parent]
+        {
+            heights[parent] = heights[index] + 1;
+            heavy_child[parent] = Some(index);
+        }
+    }
+    let mut path_of = vec![0; windows.len()];
+    let mut paths: Vec<Path> = Vec::new();
+    for (index, window) in windows.iter().enumerate() {
+        let continued = window
+            .parent
+            .filter(|&parent| heavy_child[parent] == Some(index));
+        path_of[index] = match continued {
+            Some(parent) => path_of[parent],
+            None => {
+                let level = window
+                    .parent
+                    .map_or(0, |parent| paths[path_of[parent]].level + 1);
+                paths.push(Path {
+                    level,
+                    windows: Vec::new(),
+                });
+                paths.len() - 1
+            }
+        };
+        paths[path_of[index]].windows.push(index);
+    }
+    paths.sort_by_key(|path| (path.level, Reverse(path.windows.len())));
+    paths
+}
