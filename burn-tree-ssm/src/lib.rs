@@ -21,5 +21,5 @@ pub use gated_delta_rule::{
 };
 pub use ops::TreeSsmOps;
 pub use recurrence::{
-    ConvolutionPlan, ENTRY_ZERO, MAX_WINDOW_ROWS, RecurrenceError, TreeRecurrence,
+    ConvolutionPlan, ENTRY_ZERO, MAX_ROWS, MAX_WINDOW_ROWS, RecurrenceError, TreeRecurrence,
 };

@@ -1,5 +1,6 @@
 //! Lists of integers on devices.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use burn_cubecl::{CubeDevice, tensor::CubeTensor};
@@ -74,5 +75,64 @@ impl DeviceList {
     pub fn arg(&self) -> BufferArg {
         // SAFETY: the buffer was made from as many values.
         unsafe { BufferArg::from_raw_parts(self.handle.clone(), self.length) }
+    }
+}
+
+/// Sections start at multiples of this many numbers (256 bytes), as bindings must on any device.
+const SECTION_ALIGNMENT: usize = 64;
+
+/// Lists after one another in one buffer, since WGSL offers few bindings; each can also be bound
+/// as one of its own.
+#[derive(Clone, Debug)]
+pub struct DeviceSections {
+    buffer: Handle,
+    len: usize,
+    sections: Vec<Range<u32>>,
+}
+
+impl DeviceSections {
+    /// Uploads `lists`; `None` if they have 2^32 numbers or more, which `u32` cannot index.
+    pub fn new(client: &Client, lists: &[&[u32]]) -> Option<Self> {
+        let mut len = 0usize;
+        let mut sections = Vec::with_capacity(lists.len());
+        for list in lists {
+            // An empty section cannot be bound.
+            let length = list.len().max(1);
+            let end = len.checked_add(length)?;
+            sections.push(u32::try_from(len).ok()?..u32::try_from(end).ok()?);
+            len = end.next_multiple_of(SECTION_ALIGNMENT);
+        }
+        let mut values = vec![0u32; len];
+        for (list, section) in lists.iter().zip(&sections) {
+            values[section.start as usize..][..list.len()].copy_from_slice(list);
+        }
+        Some(Self {
+            buffer: client.create_from_slice(u32::as_bytes(&values)),
+            len,
+            sections,
+        })
+    }
+
+    /// The whole buffer.
+    pub fn buffer(&self) -> BufferArg {
+        // SAFETY: the buffer was created with this length.
+        unsafe { BufferArg::from_raw_parts(self.buffer.clone(), self.len) }
+    }
+
+    /// Where a list starts in the buffer.
+    pub fn start(&self, list: usize) -> u32 {
+        self.sections[list].start
+    }
+
+    /// One list as a buffer of its own; of length 1 if it is empty.
+    pub fn section(&self, list: usize) -> BufferArg {
+        let range = &self.sections[list];
+        let bytes = |numbers: usize| (numbers * size_of::<u32>()) as u64;
+        let handle = self.buffer.clone();
+        let handle = handle
+            .offset_start(bytes(range.start as usize))
+            .offset_end(bytes(self.len - range.end as usize));
+        // SAFETY: the section lies within the buffer.
+        unsafe { BufferArg::from_raw_parts(handle, range.len()) }
     }
 }

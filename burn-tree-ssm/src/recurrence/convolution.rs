@@ -17,6 +17,8 @@ pub struct ConvolutionPlan {
     tails: Vec<i32>,
     reader_offsets: Vec<u32>,
     readers: Vec<u32>,
+    #[cfg(feature = "cubecl-backend")]
+    pub(super) device_lists: super::device::DeviceListsCache<super::device::ConvolutionList>,
 }
 
 impl ConvolutionPlan {
@@ -30,12 +32,12 @@ impl ConvolutionPlan {
         let context = kernel_size.checked_sub(1).ok_or(refuse.clone())?;
         let requested = recurrence.requested_rows();
         let incoming = tree.n_initial_states();
-        let lists = [rows, requested.len(), incoming]
-            .iter()
-            .try_fold(1 + rows, |sum, count| {
-                count.checked_mul(context)?.checked_add(sum)
-            });
-        if lists.is_none_or(|numbers| numbers > i32::MAX as usize) {
+        // Ancestors and tails, each also among the readers, and the offsets.
+        let positions = [rows, rows, requested.len(), requested.len(), incoming];
+        let numbers = positions.iter().try_fold(1 + rows, |sum, count| {
+            count.checked_mul(context)?.checked_add(sum)
+        });
+        if numbers.is_none_or(|numbers| numbers > i32::MAX as usize) {
             return Err(refuse);
         }
 
@@ -81,6 +83,8 @@ impl ConvolutionPlan {
             tails,
             reader_offsets,
             readers,
+            #[cfg(feature = "cubecl-backend")]
+            device_lists: Default::default(),
         })
     }
 

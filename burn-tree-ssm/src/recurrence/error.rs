@@ -3,7 +3,7 @@
 use thiserror::Error;
 use tree_pack::LayoutError;
 
-use super::MAX_WINDOW_ROWS;
+use super::{MAX_ROWS, MAX_WINDOW_ROWS};
 
 /// A [`TreeRecurrence`](crate::TreeRecurrence) could not be built.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -12,8 +12,8 @@ pub enum RecurrenceError {
     /// No layouts, or rows of length zero.
     #[error("a tree recurrence needs at least one batch row and one row in it, got none")]
     EmptyBatch,
-    /// More rows than a 32-bit signed index counts.
-    #[error("a batch of {batch_size} x {row_length} rows exceeds the index range of 2^31 - 1")]
+    /// More than [`MAX_ROWS`] rows.
+    #[error("a batch of {batch_size} x {row_length} rows, expected at most {MAX_ROWS} in all")]
     TooManyRows {
         /// Number of layouts.
         batch_size: usize,

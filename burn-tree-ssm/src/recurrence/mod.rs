@@ -10,6 +10,8 @@
 //! * [`convolution`] finds the ancestors that a causal convolution reads, and who reads whom.
 
 mod convolution;
+#[cfg(feature = "cubecl-backend")]
+pub(crate) mod device;
 mod error;
 mod paths;
 mod windows;
@@ -26,6 +28,9 @@ use paths::Paths;
 
 /// The largest (and default) number of rows of a window.
 pub const MAX_WINDOW_ROWS: usize = 64;
+
+/// Most rows of a batch with padding: all lists together can then be indexed by 32 bits.
+pub const MAX_ROWS: usize = 1 << 28;
 
 /// Where a state comes from, as a number: no state, which is zero.
 pub const ENTRY_ZERO: i32 = -1;
@@ -70,6 +75,8 @@ struct Inner {
     window_rows: usize,
     paths: Paths,
     convolutions: Mutex<Vec<Arc<ConvolutionPlan>>>,
+    #[cfg(feature = "cubecl-backend")]
+    device_lists: device::DeviceListsCache<device::RecurrenceList>,
 }
 
 /// The rows of a flattened batch.
@@ -113,7 +120,7 @@ impl TreeRecurrence {
             return Err(RecurrenceError::EmptyBatch);
         }
         let rows = layouts.len().checked_mul(row_length);
-        if rows.is_none_or(|rows| rows > i32::MAX as usize) {
+        if rows.is_none_or(|rows| rows > MAX_ROWS) {
             return Err(RecurrenceError::TooManyRows {
                 batch_size: layouts.len(),
                 row_length,
@@ -260,6 +267,8 @@ impl TreeRecurrence {
             window_rows,
             paths,
             convolutions: Mutex::default(),
+            #[cfg(feature = "cubecl-backend")]
+            device_lists: Default::default(),
         }))
     }
 

@@ -1,11 +1,10 @@
 //! The plan of a mask on a device.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use burn_cubecl::CubeDevice;
-use cubecl::prelude::{BufferArg, CubeElement};
-use cubecl::server::Handle;
+use cubecl::prelude::BufferArg;
+use tree_training_cube::DeviceSections;
 
 use super::Unavailable;
 use super::plan::{BlockPlan, TileShape, too_large};
@@ -32,13 +31,7 @@ pub(crate) enum Section {
     KeyOrder,
 }
 
-const N_SECTIONS: usize = Section::KeyOrder as usize + 1;
-
-/// Sections start at multiples of this many numbers (256 bytes), as bindings must on any device.
-const SECTION_ALIGNMENT: usize = 64;
-
-/// A plan and the intervals of the mask on a device: one buffer of u32, since WGSL offers few
-/// bindings, whose sections can also be bound one by one.
+/// A plan and the intervals of the mask on a device.
 #[derive(Debug)]
 pub(crate) struct DevicePlan {
     /// Number of query tiles, over all batch rows.
@@ -49,9 +42,7 @@ pub(crate) struct DevicePlan {
     pub n_pairs: usize,
     /// Number of query tiles that see the key tile that most see.
     pub most_seen: usize,
-    buffer: Handle,
-    len: usize,
-    sections: [Range<u32>; N_SECTIONS],
+    sections: DeviceSections,
 }
 
 impl DevicePlan {
@@ -63,7 +54,8 @@ impl DevicePlan {
     ) -> Result<Self, Unavailable> {
         let plan = BlockPlan::build(visibility, tiles, sliding_window)?;
         let (by_query, by_key) = (&plan.by_query, &plan.by_key);
-        let parts: [&[u32]; N_SECTIONS] = [
+        // In the order of `Section`.
+        let lists: [&[u32]; _] = [
             visibility.key_start(),
             visibility.key_end(),
             visibility.key_position(),
@@ -75,22 +67,7 @@ impl DevicePlan {
             &by_key.entries,
             &by_key.order,
         ];
-        let mut len = 0;
-        let starts = parts.map(|part| {
-            let start = len;
-            // An empty section cannot be bound.
-            len += part.len().max(1).next_multiple_of(SECTION_ALIGNMENT);
-            start
-        });
-        u32::try_from(len).map_err(|_| too_large(visibility, tiles))?;
-        let mut values = vec![0u32; len];
-        for (part, start) in parts.iter().zip(starts) {
-            values[start..start + part.len()].copy_from_slice(part);
-        }
-        let section = |index: usize| {
-            let start = starts[index] as u32;
-            start..start + parts[index].len().max(1) as u32
-        };
+        let sections = DeviceSections::new(&device.client(), &lists);
         Ok(Self {
             n_query_tiles: by_query.order.len(),
             n_key_tiles: by_key.order.len(),
@@ -99,33 +76,23 @@ impl DevicePlan {
                 let tile = tile as usize;
                 (by_key.offsets[tile + 1] - by_key.offsets[tile]) as usize
             }),
-            buffer: device.client().create_from_slice(u32::as_bytes(&values)),
-            len,
-            sections: std::array::from_fn(section),
+            sections: sections.ok_or_else(|| too_large(visibility, tiles))?,
         })
     }
 
     /// The whole buffer.
     pub(crate) fn buffer(&self) -> BufferArg {
-        // SAFETY: the buffer was created with this length.
-        unsafe { BufferArg::from_raw_parts(self.buffer.clone(), self.len) }
+        self.sections.buffer()
     }
 
     /// Where a section starts in the buffer.
     pub(crate) fn start(&self, section: Section) -> u32 {
-        self.sections[section as usize].start
+        self.sections.start(section as usize)
     }
 
     /// One section as a buffer of its own.
     pub(crate) fn section(&self, section: Section) -> BufferArg {
-        let range = &self.sections[section as usize];
-        let bytes = |numbers: usize| (numbers * size_of::<u32>()) as u64;
-        let handle = self.buffer.clone();
-        let handle = handle
-            .offset_start(bytes(range.start as usize))
-            .offset_end(bytes(self.len - range.end as usize));
-        // SAFETY: the section lies within the buffer.
-        unsafe { BufferArg::from_raw_parts(handle, range.len()) }
+        self.sections.section(section as usize)
     }
 }
 

@@ -1,0 +1,132 @@
+//! The lists of a recurrence on devices, uploaded on first use.
+//!
+//! Signed numbers are stored as the u32 of the same bits: kernels read them with
+//! `i32::cast_from`.
+
+use std::sync::Arc;
+
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::prelude::BufferArg;
+use tree_training_cube::{DeviceCache, DeviceSections};
+
+use super::{ConvolutionPlan, TreeRecurrence};
+
+/// Lists of a [`TreeRecurrence`]; see its methods of the same names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecurrenceList {
+    Parents,
+    SubtreeEnds,
+    WindowStarts,
+    WindowLengths,
+    WindowSlots,
+    PathOffsets,
+    PathEntries,
+    SlotChildOffsets,
+    SlotChildren,
+    InitialChildOffsets,
+    InitialChildren,
+}
+
+/// Lists of a [`ConvolutionPlan`]; see its methods of the same names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConvolutionList {
+    Ancestors,
+    Tails,
+    ReaderOffsets,
+    Readers,
+}
+
+/// Lists on a device: one buffer of u32, each list also as a buffer of its own.
+#[derive(Debug)]
+pub(crate) struct DeviceLists<L> {
+    sections: DeviceSections,
+    list: std::marker::PhantomData<L>,
+}
+
+/// Lists on the devices that have used them.
+pub(crate) type DeviceListsCache<L> = DeviceCache<Arc<DeviceLists<L>>>;
+
+/// The place of a list in the buffer.
+pub(crate) trait ListIndex {
+    fn index(self) -> usize;
+}
+
+impl ListIndex for RecurrenceList {
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl ListIndex for ConvolutionList {
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl<L: ListIndex> DeviceLists<L> {
+    fn new(client: &Client, lists: &[&[u32]]) -> Arc<Self> {
+        let sections = DeviceSections::new(client, lists);
+        Arc::new(Self {
+            sections: sections.expect("the number of rows is limited so that lists can be indexed"),
+            list: std::marker::PhantomData,
+        })
+    }
+
+    /// All lists as one buffer.
+    pub(crate) fn buffer(&self) -> BufferArg {
+        self.sections.buffer()
+    }
+
+    /// Where a list starts in [`buffer`](Self::buffer).
+    pub(crate) fn start(&self, list: L) -> u32 {
+        self.sections.start(list.index())
+    }
+
+    /// One list as a buffer of its own; of length 1 if it is empty.
+    pub(crate) fn list(&self, list: L) -> BufferArg {
+        self.sections.section(list.index())
+    }
+}
+
+impl TreeRecurrence {
+    /// The lists on the device of `near`.
+    pub(crate) fn on_device(&self, near: &CubeTensor) -> Arc<DeviceLists<RecurrenceList>> {
+        self.0.device_lists.get(near, |client| {
+            let [parents, slots, entries] =
+                [self.parents(), self.window_slots(), self.path_entries()].map(unsigned);
+            // In the order of `RecurrenceList`.
+            let lists: [&[u32]; _] = [
+                &parents,
+                self.subtree_ends(),
+                self.window_starts(),
+                self.window_lengths(),
+                &slots,
+                self.path_offsets(),
+                &entries,
+                self.slot_child_offsets(),
+                self.slot_children(),
+                self.initial_child_offsets(),
+                self.initial_children(),
+            ];
+            DeviceLists::new(client, &lists)
+        })
+    }
+}
+
+impl ConvolutionPlan {
+    /// The lists on the device of `near`.
+    pub(crate) fn on_device(&self, near: &CubeTensor) -> Arc<DeviceLists<ConvolutionList>> {
+        self.device_lists.get(near, |client| {
+            let [ancestors, tails] = [self.ancestors(), self.tails()].map(unsigned);
+            // In the order of `ConvolutionList`.
+            let lists: [&[u32]; _] = [&ancestors, &tails, self.reader_offsets(), self.readers()];
+            DeviceLists::new(client, &lists)
+        })
+    }
+}
+
+/// The same bits.
+fn unsigned(values: &[i32]) -> Vec<u32> {
+    values.iter().map(|&value| value as u32).collect()
+}
