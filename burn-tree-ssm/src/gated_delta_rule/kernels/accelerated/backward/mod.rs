@@ -1,0 +1,4 @@
+mod gradients;
+mod local;
+mod reverse_scan;
+mod scan;

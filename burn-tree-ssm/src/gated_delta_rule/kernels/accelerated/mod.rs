@@ -1,0 +1,3 @@
+mod backward;
+mod blocks;
+mod states;
