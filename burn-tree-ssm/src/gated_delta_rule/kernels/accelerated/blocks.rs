@@ -306,13 +306,18 @@ pub(crate) fn columns(sums: u32, ends: u32, first: u32) -> Columns {
     }
 }
 
+/// Whether the token of the `of`th of two columns is that of a row or above it.
+#[cube]
+pub(crate) fn is_above(columns: &Columns, #[comptime] of: usize, row: u32) -> bool {
+    let column = columns.first + comptime!(of as u32);
+    column <= row && row < columns.ends.extract(of)
+}
+
 /// The decay from the `of`th of two columns to a row with the path sum `row_sum`, or 0 if the
 /// column's token is not that of the row or above it. The difference is exponentiated: powers of
 /// the sums alone overflow.
 #[cube]
 pub(crate) fn decay_from(columns: &Columns, #[comptime] of: usize, row: u32, row_sum: f32) -> f32 {
-    let column = columns.first + comptime!(of as u32);
     let sum = f32::reinterpret(columns.sums.extract(of));
-    let above = column <= row && row < columns.ends.extract(of);
-    select(above, exp2(row_sum - sum), 0.0f32)
+    select(is_above(columns, of, row), exp2(row_sum - sum), 0.0f32)
 }

@@ -1,3 +1,5 @@
 mod backward;
 mod blocks;
 mod states;
+
+pub(crate) use backward::backward;

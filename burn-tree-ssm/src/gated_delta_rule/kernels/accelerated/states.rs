@@ -7,13 +7,13 @@ use tree_training_cube::matrix::*;
 use super::blocks::*;
 
 /// No slot, in lists of slots.
-pub(crate) const NO_SLOT: u32 = u32::MAX;
+pub(crate) const NO_SLOT: u32 = -1i32 as u32;
 /// A state of zeros, in lists of entries.
-pub(crate) const NO_ENTRY: u32 = u32::MAX;
-/// The entry of windows that continue their path, in lists of entries.
-pub(crate) const ON_PATH: u32 = u32::MAX - 1;
-/// Entries from here on (but for those above) are initial states.
-pub(crate) const FIRST_INITIAL: u32 = 1 << 31;
+pub(crate) const NO_ENTRY: u32 = -1i32 as u32;
+/// The first initial state, in lists of entries; the next ones count down.
+pub(crate) const FIRST_INITIAL: u32 = -2i32 as u32;
+/// The largest number of a slot.
+pub(crate) const LAST_SLOT: u32 = i32::MAX as u32;
 
 /// Compile-time shape of the kernels along paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -277,12 +277,15 @@ pub(crate) fn gated_delta_rule_backward_local<E: Float>(
                 for i in 0..4usize {
                     let of = comptime!(i % 2);
                     let beta = f32::reinterpret(of_columns.extract(of));
-                    let number = entries.extract(i) * beta;
-                    let decay = if comptime!(i < 2) {
-                        decay_from(&columns, of, row, sum)
+                    let (of_row, of_sum) = if comptime!(i < 2) {
+                        (row, sum)
                     } else {
-                        decay_from(&columns, of, row + 8, sum_8)
+                        (row + 8, sum_8)
                     };
+                    // Columns past the window's length may hold anything.
+                    let above = is_above(&columns, of, of_row);
+                    let number = select(above, entries.extract(i) * beta, 0.0f32);
+                    let decay = decay_from(&columns, of, of_row, of_sum);
                     of_plain.insert(i, number);
                     of_decayed.insert(i, number * decay);
                 }

@@ -1,4 +1,386 @@
+//! Backward pass with matrix instructions.
+//!
+//! 1. [`local`]: what does not depend on states: `W` and `U0`, as the forward pass had them, from its
+//!    saved inverse, and the part of `dU` that comes from the outputs of the own window
+//! 2. [`scan`]: `U` and the state before each window, again as the forward pass had them
+//! 3. [`reverse_scan`], level by level from the last: `dU` and the gradient of the state after each
+//!    window; paths leave the gradients of their entries, which the slots' paths add
+//! 4. [`gradients`]: those of all rows
+//! 5. [`initial`]: those of the initial states
+//!
+//! Every sum has one owner and a fixed order: two runs give the same bits.
+
 mod gradients;
+mod initial;
 mod local;
+mod pairs;
 mod reverse_scan;
 mod scan;
+#[cfg(all(test, feature = "cuda"))]
+pub(super) mod transpiled;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::DType;
+use burn_cubecl::ops::numeric::zeros_client;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+use tree_training_cube::{address_type, elem, empty, units};
+
+use super::super::{Dims, Gradients};
+use super::blocks::WindowConfig;
+use super::states::PathConfig;
+use crate::TreeRecurrence;
+use crate::gated_delta_rule::{Inputs, Saved};
+use crate::recurrence::device::{DeviceLists, RecurrenceList as List};
+use gradients::gated_delta_rule_backward_gradients;
+use initial::gated_delta_rule_backward_initial;
+use local::gated_delta_rule_backward_local;
+use reverse_scan::gated_delta_rule_backward_reverse_scan;
+use scan::gated_delta_rule_backward_scan;
+
+/// Bytes of shared memory that a cube of the backward pass needs at most.
+pub(super) fn shared_bytes(key_dim: usize, value_dim: usize) -> usize {
+    let window = WindowConfig { key_dim, value_dim };
+    let along_path = |path: PathConfig| path.scan_shared_bytes().max(path.reverse_shared_bytes());
+    [
+        window.local_shared_bytes(),
+        window.gradients_shared_bytes(),
+        along_path(path_config(&window, false)),
+        along_path(path_config(&window, true)),
+    ]
+    .into_iter()
+    .max()
+    .unwrap_or(0)
+}
+
+/// Kernels along paths: with `few` paths, more cubes that share less.
+fn path_config(window: &WindowConfig, few: bool) -> PathConfig {
+    PathConfig {
+        key_dim: window.key_dim,
+        value_dim: window.value_dim,
+        planes: if few { 2 } else { 4 },
+        stages: 2,
+    }
+}
+
+/// Gradients of all inputs, from contiguous tensors.
+pub(crate) fn backward(
+    inputs: Inputs<CubeTensor>,
+    saved: Saved<CubeTensor>,
+    grad_output: CubeTensor,
+    grad_states: CubeTensor,
+    recurrence: &TreeRecurrence,
+    scale: f64,
+) -> Gradients {
+    let pass = Pass::new(inputs, saved, grad_output, grad_states, recurrence, scale);
+    if recurrence.n_windows() > 0 {
+        pass.local();
+        pass.scan();
+        for level in recurrence.levels().iter().rev() {
+            pass.reverse_scan(level);
+        }
+        pass.gradients();
+    }
+    pass.initial();
+    pass.gradients
+}
+
+/// What the launches share.
+struct Pass<'a> {
+    recurrence: &'a TreeRecurrence,
+    lists: Arc<DeviceLists<List>>,
+    client: Client,
+    dims: Dims,
+    stored: ElemType,
+    scale: f32,
+    window: WindowConfig,
+
+    inputs: Inputs<CubeTensor>,
+    saved: Saved<CubeTensor>,
+    grad_output: CubeTensor,
+    grad_states: CubeTensor,
+
+    /// `[R, HV, DK]`
+    w: CubeTensor,
+    /// `[R, HV, DV]`
+    u: CubeTensor,
+    /// `[R, HV, DV]`
+    grad_u: CubeTensor,
+    /// `[3, HV, R]`
+    decays: CubeTensor,
+    /// `[W, HV, DV, DK]`
+    entries: CubeTensor,
+    /// `[W, HV, DV, DK]`
+    exits: CubeTensor,
+    /// `[W]`
+    has_exit: CubeTensor,
+    /// `[P, HV, DK, DV]`
+    path_gradients: CubeTensor,
+    gradients: Gradients,
+}
+
+impl<'a> Pass<'a> {
+    fn new(
+        inputs: Inputs<CubeTensor>,
+        saved: Saved<CubeTensor>,
+        grad_output: CubeTensor,
+        grad_states: CubeTensor,
+        recurrence: &'a TreeRecurrence,
+        scale: f64,
+    ) -> Self {
+        let dims = Dims::new(&inputs.query, &inputs.value);
+        let Dims {
+            rows,
+            value_heads,
+            key_dim,
+            value_dim,
+            ..
+        } = dims;
+        let near = &inputs.value;
+        let zeros = |of: &CubeTensor| {
+            let (client, device) = (of.client.clone(), of.device.clone());
+            zeros_client(client, device, of.meta.shape.clone(), of.dtype)
+        };
+        // Rows of padding are written by no kernel.
+        let padding = (0..recurrence.rows()).any(|row| recurrence.is_padding(row));
+        let gradient = |of: &CubeTensor| match padding {
+            true => zeros(of),
+            false => empty(of, of.meta.shape.clone(), of.dtype),
+        };
+        let gradients = Gradients {
+            query: gradient(&inputs.query),
+            key: gradient(&inputs.key),
+            value: gradient(&inputs.value),
+            log_decay: gradient(&inputs.log_decay),
+            beta: gradient(&inputs.beta),
+            initial_states: match recurrence.n_initial_states() {
+                0 => zeros(&inputs.initial_states),
+                _ => {
+                    let of = &inputs.initial_states;
+                    empty(of, of.meta.shape.clone(), of.dtype)
+                }
+            },
+        };
+        // An empty tensor cannot be bound.
+        let windows = recurrence.n_windows().max(1);
+        let paths = recurrence.n_paths().max(1);
+        let of_windows = [windows, value_heads, value_dim, key_dim];
+        Self {
+            recurrence,
+            lists: recurrence.on_device(near),
+            client: near.client.clone(),
+            dims,
+            stored: elem(near.dtype),
+            scale: scale as f32,
+            window: WindowConfig { key_dim, value_dim },
+            w: empty(near, [rows, value_heads, key_dim], near.dtype),
+            u: empty(near, [rows, value_heads, value_dim], near.dtype),
+            grad_u: empty(near, [rows, value_heads, value_dim], near.dtype),
+            decays: empty(near, [3, value_heads, rows], DType::F32),
+            entries: empty(near, of_windows, near.dtype),
+            exits: empty(near, of_windows, near.dtype),
+            has_exit: empty(near, [windows], DType::U32),
+            path_gradients: empty(near, [paths, value_heads, key_dim, value_dim], DType::F32),
+            gradients,
+            inputs,
+            saved,
+            grad_output,
+            grad_states,
+        }
+    }
+
+    /// A list as an argument.
+    fn list(&self, list: List) -> BufferArg {
+        self.lists.list(list)
+    }
+
+    /// Rows, key heads and value heads.
+    fn sizes(&self) -> [u32; 3] {
+        let dims = &self.dims;
+        [dims.rows, dims.key_heads, dims.value_heads].map(|size| size as u32)
+    }
+
+    /// The kernels along `paths` paths, and their cubes. Planes in pairs make more cubes of the
+    /// same work: better while they do not fill the device.
+    fn along_paths(&self, paths: usize) -> (PathConfig, CubeCount) {
+        let pairs = path_config(&self.window, true);
+        let processors = self
+            .client
+            .properties()
+            .hardware
+            .num_streaming_multiprocessors;
+        let heads = paths * self.dims.value_heads;
+        let few = heads * pairs.slices() <= processors.map_or(0, |count| 2 * count as usize);
+        let config = path_config(&self.window, few);
+        (config, cubes(heads * config.slices()))
+    }
+
+    // SAFETY of all launches: the lists name rows, windows, paths and slots of tensors of these
+    // sizes, and kernels touch nothing else.
+
+    fn local(&self) {
+        let [rows, key_heads, value_heads] = self.sizes();
+        unsafe {
+            gated_delta_rule_backward_local::launch_unchecked(
+                &self.client,
+                cubes(self.recurrence.n_windows() * self.dims.value_heads),
+                CubeDim::new_1d(local::UNITS as u32),
+                self.inputs.query.clone().into_buffer_arg(),
+                self.inputs.key.clone().into_buffer_arg(),
+                self.inputs.value.clone().into_buffer_arg(),
+                self.grad_output.clone().into_buffer_arg(),
+                self.saved.inverse.clone().into_buffer_arg(),
+                self.inputs.log_decay.clone().into_buffer_arg(),
+                self.inputs.beta.clone().into_buffer_arg(),
+                self.list(List::SubtreeEnds),
+                self.list(List::WindowStarts),
+                self.list(List::WindowLengths),
+                self.w.clone().into_buffer_arg(),
+                self.u.clone().into_buffer_arg(),
+                self.grad_u.clone().into_buffer_arg(),
+                self.decays.clone().into_buffer_arg(),
+                rows,
+                key_heads,
+                value_heads,
+                self.scale,
+                self.window,
+                self.stored,
+            );
+        }
+    }
+
+    fn scan(&self) {
+        let [rows, key_heads, value_heads] = self.sizes();
+        let (config, cubes) = self.along_paths(self.recurrence.n_paths());
+        unsafe {
+            gated_delta_rule_backward_scan::launch_unchecked(
+                &self.client,
+                cubes,
+                CubeDim::new_1d(config.units() as u32),
+                self.inputs.key.clone().into_buffer_arg(),
+                self.w.clone().into_buffer_arg(),
+                self.u.clone().into_buffer_arg(),
+                self.decays.clone().into_buffer_arg(),
+                self.saved.states.clone().into_buffer_arg(),
+                self.inputs.initial_states.clone().into_buffer_arg(),
+                self.list(List::WindowStarts),
+                self.list(List::WindowLengths),
+                self.list(List::PathOffsets),
+                self.list(List::PathEntries),
+                self.entries.clone().into_buffer_arg(),
+                rows,
+                key_heads,
+                value_heads,
+                config,
+                self.stored,
+            );
+        }
+    }
+
+    fn reverse_scan(&self, level: &Range<usize>) {
+        let [rows, key_heads, value_heads] = self.sizes();
+        let (config, cubes) = self.along_paths(level.len());
+        unsafe {
+            gated_delta_rule_backward_reverse_scan::launch_unchecked(
+                &self.client,
+                cubes,
+                CubeDim::new_1d(config.units() as u32),
+                self.inputs.query.clone().into_buffer_arg(),
+                self.inputs.key.clone().into_buffer_arg(),
+                self.w.clone().into_buffer_arg(),
+                self.grad_output.clone().into_buffer_arg(),
+                self.grad_u.clone().into_buffer_arg(),
+                self.decays.clone().into_buffer_arg(),
+                self.grad_states.clone().into_buffer_arg(),
+                self.list(List::WindowStarts),
+                self.list(List::WindowLengths),
+                self.list(List::WindowSlots),
+                self.list(List::PathOffsets),
+                self.list(List::PathEntries),
+                self.list(List::SlotChildOffsets),
+                self.list(List::SlotChildren),
+                self.exits.clone().into_buffer_arg(),
+                self.has_exit.clone().into_buffer_arg(),
+                self.path_gradients.clone().into_buffer_arg(),
+                rows,
+                key_heads,
+                value_heads,
+                self.scale,
+                level.start as u32,
+                self.recurrence.requested_rows().len() as u32,
+                config,
+                self.stored,
+            );
+        }
+    }
+
+    fn gradients(&self) {
+        let [rows, key_heads, value_heads] = self.sizes();
+        unsafe {
+            gated_delta_rule_backward_gradients::launch_unchecked(
+                &self.client,
+                cubes(self.recurrence.n_windows() * self.dims.key_heads),
+                CubeDim::new_1d(pairs::UNITS as u32),
+                self.inputs.query.clone().into_buffer_arg(),
+                self.inputs.key.clone().into_buffer_arg(),
+                self.inputs.value.clone().into_buffer_arg(),
+                self.grad_output.clone().into_buffer_arg(),
+                self.saved.inverse.clone().into_buffer_arg(),
+                self.inputs.beta.clone().into_buffer_arg(),
+                self.decays.clone().into_buffer_arg(),
+                self.u.clone().into_buffer_arg(),
+                self.grad_u.clone().into_buffer_arg(),
+                self.entries.clone().into_buffer_arg(),
+                self.exits.clone().into_buffer_arg(),
+                self.list(List::SubtreeEnds),
+                self.list(List::WindowStarts),
+                self.list(List::WindowLengths),
+                self.has_exit.clone().into_buffer_arg(),
+                self.gradients.query.clone().into_buffer_arg(),
+                self.gradients.key.clone().into_buffer_arg(),
+                self.gradients.value.clone().into_buffer_arg(),
+                self.gradients.log_decay.clone().into_buffer_arg(),
+                self.gradients.beta.clone().into_buffer_arg(),
+                rows,
+                key_heads,
+                value_heads,
+                self.scale,
+                self.window,
+                self.stored,
+            );
+        }
+    }
+
+    fn initial(&self) {
+        if self.recurrence.n_initial_states() == 0 {
+            return;
+        }
+        let state = self.dims.value_heads * self.dims.key_dim * self.dims.value_dim / 4;
+        let total = self.recurrence.n_initial_states() * state;
+        let gradient = &self.gradients.initial_states;
+        let (count, dim) = units(&self.client, total);
+        unsafe {
+            gated_delta_rule_backward_initial::launch_unchecked(
+                &self.client,
+                count,
+                dim,
+                address_type(&[&self.path_gradients, gradient]),
+                self.path_gradients.clone().into_buffer_arg(),
+                self.list(List::InitialChildOffsets),
+                self.list(List::InitialChildren),
+                gradient.clone().into_buffer_arg(),
+                state,
+                total,
+            );
+        }
+    }
+}
+
+/// A launch of `count` cubes.
+fn cubes(count: usize) -> CubeCount {
+    CubeCount::Static(count as u32, 1, 1)
+}

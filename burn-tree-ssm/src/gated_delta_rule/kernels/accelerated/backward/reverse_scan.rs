@@ -111,8 +111,8 @@ fn copy_window(
 /// `dU = grad_u + diag(decay to the last token) K dS`, in place of `grad_u`, and
 /// `dH = e^G_last dS + (e^G scale Q)^T dO - W^T dU`.
 ///
-/// * `exits` `[W, HV, DV, DK]`: every window's `dS`, rounded and transposed; not set where a path
-///   ends without a slot, whose `dS` is 0
+/// * `exits` `[W, HV, DV, DK]`: every window's `dS`, rounded and transposed; not set where it is
+///   0 because a path ends without a slot: `has_exit` `[W]` says so
 /// * `path_gradients` `[P, HV, DK, DV]`: `dH` of each path's first window, where the path has an
 ///   entry
 /// * to the `dS` of a window with a slot are added the `path_gradients` of the slot's children
@@ -134,11 +134,12 @@ pub(crate) fn gated_delta_rule_backward_reverse_scan<E: Float>(
     window_starts: &[u32],
     window_lengths: &[u32],
     window_slots: &[u32],
-    window_entries: &[u32],
     path_offsets: &[u32],
+    path_entries: &[u32],
     slot_child_offsets: &[u32],
     slot_children: &[u32],
     exits: &mut [Vector<u32, Const<4>>],
+    has_exit: &mut [u32],
     path_gradients: &mut [f32],
     rows: u32,
     key_heads: u32,
@@ -275,8 +276,11 @@ pub(crate) fn gated_delta_rule_backward_reverse_scan<E: Float>(
 
             let mut product = Array::<Accumulator>::new(comptime!(2 * TILES));
             clear(&mut product, comptime!(2 * TILES));
-            // Or else `dS` is 0: `exits` is not set.
-            if step > 0 || of_state != NO_SLOT {
+            let exit = step > 0 || of_state != NO_SLOT;
+            if UNIT_POS_X == 0 && slice == 0 && head == 0 {
+                has_exit[window as usize] = u32::cast_from(exit);
+            }
+            if exit {
                 let rounded = round_state::<E>(&state, config);
                 let of_exit = (u64::cast_from(window) * u64::cast_from(value_heads)
                     + u64::cast_from(head))
@@ -333,7 +337,7 @@ pub(crate) fn gated_delta_rule_backward_reverse_scan<E: Float>(
         }
     }
     wait_copies(0usize);
-    if !copies && window_entries[first as usize] != NO_ENTRY {
+    if !copies && path_entries[path as usize] != NO_ENTRY {
         let to = state_address(
             gradients_of_paths,
             path,

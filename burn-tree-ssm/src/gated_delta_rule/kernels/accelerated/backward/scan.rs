@@ -103,8 +103,8 @@ pub(crate) fn gated_delta_rule_backward_scan<E: Float>(
     initial_states: &[f32],
     window_starts: &[u32],
     window_lengths: &[u32],
-    window_entries: &[u32],
     path_offsets: &[u32],
+    path_entries: &[u32],
     entries: &mut [Vector<u32, Const<4>>],
     rows: u32,
     key_heads: u32,
@@ -121,7 +121,7 @@ pub(crate) fn gated_delta_rule_backward_scan<E: Float>(
     let path = CUBE_POS_X / slices / value_heads;
     let first = path_offsets[path as usize];
     let end = path_offsets[path as usize + 1];
-    let entry = window_entries[first as usize];
+    let entry = path_entries[path as usize];
 
     let lane = UNIT_POS_X % 32;
     let plane = UNIT_POS_X / 32;
@@ -170,10 +170,10 @@ pub(crate) fn gated_delta_rule_backward_scan<E: Float>(
     let mut state = Array::<Accumulator>::new(comptime!(key_dim / 8));
     clear(&mut state, comptime!(key_dim / 8));
     if !copies && entry != NO_ENTRY {
-        let (source, number) = if entry < FIRST_INITIAL {
+        let (source, number) = if entry <= LAST_SLOT {
             (global_address::<f32>(states), entry)
         } else {
-            (global_address::<f32>(initial_states), entry - FIRST_INITIAL)
+            (global_address::<f32>(initial_states), FIRST_INITIAL - entry)
         };
         let from = state_address(source, number, head, value_heads, column, lane, config);
         add_state(&mut state, from, config);
