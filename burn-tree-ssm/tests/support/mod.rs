@@ -1,7 +1,7 @@
 //! Random trees, tensors and comparisons shared by the tests of this crate.
 
 // Not every test uses everything.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use burn_tree_ssm::TreeRecurrence;
 use proptest::prelude::*;
 use tree_pack::{PrefixForest, Trajectory, TreeLayout};
 
-pub use tree_training_devices::device_from_environment as device;
+pub use tree_training_devices::{computes_in, device_from_environment as device};
 
 /// Where reference results are computed, in f64, which not every device has.
 pub fn reference_device() -> Device {
@@ -20,11 +20,16 @@ pub fn reference_device() -> Device {
     device()
 }
 
-/// `cases` on Flex; fewer on other devices, where most of them compile kernels first.
-pub fn n_cases(cases: u32) -> u32 {
-    match std::env::var("BURN_DEVICE") {
+/// Settings of a property test of `cases` on Flex; fewer on other devices, where most of them
+/// compile kernels first.
+pub fn cases(cases: u32) -> ProptestConfig {
+    let cases = match std::env::var("BURN_DEVICE") {
         Ok(name) if name != "flex" => cases.div_ceil(4),
         _ => cases,
+    };
+    ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(cases)
     }
 }
 
