@@ -227,7 +227,7 @@ proptest! {
 /// lengths of the paths of each level.
 #[test]
 fn windows_of_small_trees() {
-    let cases: [(&str, Forest, &[usize], &[&[usize]]); 6] = [
+    let cases: [(&str, Forest, &[usize], &[&[usize]]); 7] = [
         (
             "one node of 130",
             Forest::comb(&[130], &[]),
@@ -238,16 +238,16 @@ fn windows_of_small_trees() {
             "two answers of 65 to 10",
             Forest::comb(&[10], &[65, 65]),
             &[10, 64, 1, 64, 1],
-            &[&[3], &[2]],
+            &[&[1], &[2, 2]],
         ),
         (
             "many answers of 20 share windows",
             Forest::comb(&[70], &[20; 7]),
             &[64, 6, 60, 60, 20],
-            &[&[3], &[1, 1]],
+            &[&[2], &[1, 1, 1]],
         ),
         (
-            "the continuation is a path, leaves beside it share a window",
+            "leaves beside a long one share a window",
             Forest(vec![
                 (None, 64),
                 (Some(0), 10),
@@ -256,13 +256,27 @@ fn windows_of_small_trees() {
                 (Some(0), 30),
             ]),
             &[64, 10, 64, 36, 60],
-            &[&[3], &[1, 1]],
+            &[&[1], &[2, 1, 1]],
         ),
         (
             "a whole tree in one window",
             Forest::comb(&[10], &[5, 6, 7]),
             &[28],
             &[&[1]],
+        ),
+        (
+            "a conversation with an aside at every turn is one path",
+            Forest(vec![
+                (None, 64),
+                (Some(0), 64),
+                (Some(0), 80),
+                (Some(1), 64),
+                (Some(1), 80),
+                (Some(3), 128),
+                (Some(3), 80),
+            ]),
+            &[64, 64, 64, 64, 64, 64, 16, 64, 16, 64, 16],
+            &[&[3], &[2, 2, 2, 2]],
         ),
         (
             "trees share windows",

@@ -124,17 +124,16 @@ fn heavy_paths(windows: &[Window]) -> Vec<Path> {
         }
     }
     let mut path_of = vec![0; windows.len()];
+    let mut branches = vec![false; windows.len()];
     let mut paths: Vec<Path> = Vec::new();
     for (index, window) in windows.iter().enumerate() {
-        let continued = window
-            .parent
-            .filter(|&parent| heavy_child[parent] == Some(index));
-        path_of[index] = match continued {
-            Some(parent) => path_of[parent],
-            None => {
-                let level = window
-                    .parent
-                    .map_or(0, |parent| paths[path_of[parent]].level + 1);
+        path_of[index] = match window.parent {
+            Some(parent) if heavy_child[parent] == Some(index) => path_of[parent],
+            parent => {
+                let level = parent.map_or(0, |parent| {
+                    branches[parent] = true;
+                    paths[path_of[parent]].level + 1
+                });
                 paths.push(Path {
                     level,
                     windows: Vec::new(),
@@ -144,6 +143,46 @@ fn heavy_paths(windows: &[Window]) -> Vec<Path> {
         };
         paths[path_of[index]].windows.push(index);
     }
+    shorten(&mut paths, &branches);
     paths.sort_by_key(|path| (path.level, Reverse(path.windows.len())));
     paths
+}
+
+/// Cuts paths after the last window that `branches`, if the levels then take fewer steps in all:
+/// the answers to a prompt are better computed next to each other than one of them before the
+/// others. A level takes as many steps as its longest path has windows.
+fn shorten(paths: &mut Vec<Path>, branches: &[bool]) {
+    let levels = paths.iter().map(|path| path.level + 1).max().unwrap_or(0);
+    let mut of_level = vec![Vec::new(); levels];
+    for (index, path) in paths.iter().enumerate() {
+        of_level[path.level].push(index);
+    }
+    // Steps of the level below.
+    let mut below = 0;
+    for level in of_level.iter().rev() {
+        let length = |index: usize| paths[index].windows.len();
+        let shortest = |index: usize| {
+            let last = paths[index].windows.iter().rposition(|&w| branches[w]);
+            last.map_or(length(index), |last| last + 1)
+        };
+        let steps = level.iter().map(|&path| length(path)).max().unwrap_or(0);
+        let cut_steps = level.iter().map(|&path| shortest(path)).max().unwrap_or(0);
+        let cuts: Vec<_> = level
+            .iter()
+            .filter(|&&path| length(path) > cut_steps)
+            .map(|&path| (path, shortest(path)))
+            .collect();
+        let tails = cuts.iter().map(|&(path, cut)| length(path) - cut).max();
+        let below_cut = below.max(tails.unwrap_or(0));
+        if cut_steps + below_cut >= steps + below {
+            below = steps;
+            continue;
+        }
+        below = cut_steps;
+        for (path, cut) in cuts {
+            let windows = paths[path].windows.split_off(cut);
+            let level = paths[path].level + 1;
+            paths.push(Path { level, windows });
+        }
+    }
 }
