@@ -173,53 +173,71 @@ proptest! {
     ) {
         let recurrence = batch.recurrence();
         let plan = recurrence.convolution(kernel_size).unwrap();
-        let context = kernel_size - 1;
-        // The tokens before a row on its path and, before those, the incoming tail.
-        let before = |row: usize| -> Vec<i32> {
-            let rows = path(&recurrence, row).skip(1).map(|row| row as i32);
-            let state = initial_state(&recurrence, row);
-            let tail = (0..context as i32).rev().map(|position| match state {
-                Some(state) => -2 - (state as i32 * context as i32 + position),
-                None => -1,
-            });
-            rows.chain(tail).take(context).collect()
-        };
-        let mut reads: HashMap<i32, Vec<u32>> = HashMap::new();
-        let mut index = 0;
-        let mut record = |source: i32| {
-            reads.entry(source).or_default().push(index);
-            index += 1;
-        };
-        for row in 0..recurrence.rows() {
-            let found = &plan.ancestors()[row * context..(row + 1) * context];
-            let expected = match recurrence.is_padding(row) {
-                true => vec![-1; context],
-                false => before(row),
-            };
-            prop_assert_eq!(found, &expected, "row {}", row);
-            expected.into_iter().for_each(&mut record);
-        }
-        for (request, &row) in recurrence.requested_rows().iter().enumerate() {
-            let found = &plan.tails()[request * context..(request + 1) * context];
-            let mut expected: Vec<_> =
-                std::iter::once(row as i32).chain(before(row as usize)).take(context).collect();
-            expected.reverse();
-            prop_assert_eq!(found, &expected, "tail after row {}", row);
-            expected.into_iter().for_each(&mut record);
-        }
+        let above = kernel_size - 1;
         let rows = recurrence.rows();
-        let sources = rows + recurrence.n_initial_states() * context;
-        prop_assert_eq!(plan.reader_offsets().len(), sources + 1);
-        for source in 0..sources {
-            let code = match source.checked_sub(rows) {
-                None => source as i32,
-                Some(position) => -2 - position as i32,
+        let tail_rows = recurrence.n_initial_states() * above;
+        prop_assert_eq!((plan.rows(), plan.tail_rows()), (rows, tail_rows));
+        // A row, the tokens before it on its path and, before those, the incoming tail.
+        let taps = |row: usize| -> Vec<usize> {
+            let state = initial_state(&recurrence, row);
+            let tail = (0..above).rev().map(|position| match state {
+                Some(state) => rows + state as usize * above + position,
+                None => rows + tail_rows,
+            });
+            path(&recurrence, row).chain(tail).take(kernel_size).collect()
+        };
+        let mut readers: HashMap<usize, Vec<usize>> = HashMap::new();
+        for row in 0..rows {
+            let expected = match recurrence.is_padding(row) {
+                true => vec![rows + tail_rows; kernel_size],
+                false => taps(row),
             };
-            let list = plan.reader_offsets()[source] as usize
-                ..plan.reader_offsets()[source + 1] as usize;
-            let expected = reads.get(&code).cloned().unwrap_or_default();
-            prop_assert_eq!(&plan.readers()[list], &expected, "source {}", code);
+            let found = &plan.sources()[row * kernel_size..(row + 1) * kernel_size];
+            let found: Vec<_> = found.iter().map(|&source| source as usize).collect();
+            prop_assert_eq!(found, &expected[..], "row {}", row);
+            for (tap, source) in expected.into_iter().enumerate() {
+                // That rows are read by those right below them is in no list.
+                if source + tap != row {
+                    readers.entry(source).or_default().push(row * (kernel_size + 1) + tap);
+                }
+            }
         }
+        let mut tails = plan.requested_sources().iter().map(|&source| source as usize);
+        let mut position = 0;
+        for &row in recurrence.requested_rows() {
+            for expected in taps(row as usize).into_iter().take(above).rev() {
+                prop_assert_eq!(tails.next(), Some(expected), "tail after row {}", row);
+                let reader = position * (kernel_size + 1) + kernel_size;
+                readers.entry(expected).or_default().push(reader);
+                position += 1;
+            }
+        }
+        prop_assert_eq!(tails.next(), None);
+        for (lists, first, count) in
+            [(plan.row_readers(), 0, rows), (plan.tail_readers(), rows, tail_rows)]
+        {
+            prop_assert_eq!(lists.offsets.len(), count + 1);
+            for index in 0..count {
+                let list = lists.offsets[index] as usize..lists.offsets[index + 1] as usize;
+                let found: Vec<_> =
+                    lists.readers[list].iter().map(|&reader| reader as usize).collect();
+                let expected = readers.get(&(first + index)).cloned().unwrap_or_default();
+                prop_assert_eq!(found, expected, "readers of source {}", first + index);
+            }
+        }
+        // Runs of rows that read the rows above them, the first of which has no list.
+        let is_plain = |row: usize| {
+            let window: Vec<_> = (0..kernel_size).filter_map(|tap| row.checked_sub(tap)).collect();
+            window.len() == kernel_size
+                && !recurrence.is_padding(row)
+                && taps(row) == window
+                && !readers.contains_key(&window[above])
+        };
+        for row in 0..rows {
+            let run = (row..rows).take_while(|&row| is_plain(row)).count();
+            prop_assert_eq!(plan.plain_runs()[row] as usize, run, "run from row {}", row);
+        }
+        prop_assert_eq!(plan.plain_runs()[rows], 0);
     }
 }
 

@@ -6,13 +6,19 @@
 // The attribute `cube` writes modules without documentation.
 #![allow(missing_docs)]
 
+mod activation;
+mod columns;
 mod launch;
 mod lists;
 pub mod matrix;
+mod row_layout;
 mod rows;
 #[cfg(feature = "cuda")]
 pub mod translation;
 
+pub use activation::*;
+pub use columns::*;
 pub use launch::*;
 pub use lists::*;
+pub use row_layout::*;
 pub use rows::*;

@@ -1,9 +1,9 @@
 //! Backends, and what each overrides.
 
 mod autodiff;
-
 #[cfg(feature = "cubecl-backend")]
-impl crate::TreeSsmOps for burn_cubecl::CubeBackend {}
+mod cubecl;
+
 #[cfg(feature = "flex")]
 impl crate::TreeSsmOps for burn::backend::Flex {}
 #[cfg(feature = "ndarray")]

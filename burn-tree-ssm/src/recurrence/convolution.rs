@@ -1,24 +1,36 @@
-//! Which rows a causal convolution reads on each path, and who reads a row.
+//! Which tokens the taps of a causal convolution read, and which taps read a token.
 
 use super::{RecurrenceError, TreeRecurrence};
 
-/// Code of a value that is zero because the path has not begun.
-const ZERO: i32 = -1;
-
-/// What a causal convolution with `K` taps over the paths of a tree reads.
+/// The taps of a causal convolution with `K` of them over the paths of a batch of trees.
 ///
-/// A **source** is a row, or a position of an incoming tail: the inputs of the last `K - 1` tokens
-/// before a tree, oldest first, `[G, K-1]` flattened. Sources are coded as one number: a row is
-/// itself, -1 is zero, and `-2 - t` is position `t` of the incoming tails.
+/// Tap `t` of a row reads the token `t` steps above it on its path. What it reads, its **source**,
+/// is a number: first the `R` rows, then the positions of the incoming tails `[G, K-1]` (the inputs
+/// of the `K - 1` tokens before a tree, oldest first), and one for zero.
 #[derive(Debug)]
 pub struct ConvolutionPlan {
     kernel_size: usize,
-    ancestors: Vec<i32>,
-    tails: Vec<i32>,
-    reader_offsets: Vec<u32>,
-    readers: Vec<u32>,
+    rows: usize,
+    tail_rows: usize,
+    sources: Vec<u32>,
+    requested_sources: Vec<u32>,
+    row_readers: Readers,
+    tail_readers: Readers,
+    plain_runs: Vec<u32>,
     #[cfg(feature = "cubecl-backend")]
     pub(super) device_lists: super::device::DeviceListsCache<super::device::ConvolutionList>,
+}
+
+/// Who reads each of a number of sources, in the order in which gradients are summed.
+///
+/// Tap `t` of row `r` is reader `r * (K + 1) + t`; position `i` of the outgoing tails `[X, K-1]`
+/// is reader `i * (K + 1) + K`.
+#[derive(Debug)]
+pub struct Readers {
+    /// `[sources + 1]` where the list of each source starts.
+    pub offsets: Vec<u32>,
+    /// The lists.
+    pub readers: Vec<u32>,
 }
 
 impl ConvolutionPlan {
@@ -29,60 +41,72 @@ impl ConvolutionPlan {
         let tree = &recurrence.0.tree;
         let rows = tree.rows();
         let refuse = RecurrenceError::KernelSize { kernel_size, rows };
-        let context = kernel_size.checked_sub(1).ok_or(refuse.clone())?;
-        let requested = recurrence.requested_rows();
-        let incoming = tree.n_initial_states();
-        // Ancestors and tails, each also among the readers, and the offsets.
-        let positions = [rows, rows, requested.len(), requested.len(), incoming];
-        let numbers = positions.iter().try_fold(1 + rows, |sum, count| {
-            count.checked_mul(context)?.checked_add(sum)
-        });
-        if numbers.is_none_or(|numbers| numbers > i32::MAX as usize) {
+        let above = kernel_size.checked_sub(1).ok_or(refuse.clone())?;
+        let (states, requested) = (tree.n_initial_states(), recurrence.requested_rows());
+        let largest = [rows, requested.len(), states]
+            .iter()
+            .try_fold(1usize, |sum, count| {
+                count.checked_mul(kernel_size + 1)?.checked_add(sum)
+            })
+            .and_then(|sum| sum.checked_mul(kernel_size + 1));
+        if largest.is_none_or(|number| number > i32::MAX as usize) {
             return Err(refuse);
         }
 
-        let mut ancestors = Vec::with_capacity(rows * context);
-        let mut state = None;
-        for row in 0..rows {
+        let tail_rows = states * above;
+        let zero = (rows + tail_rows) as u32;
+        let mut sources = Vec::with_capacity(rows * kernel_size);
+        for (row, &parent) in tree.parents.iter().enumerate() {
             if tree.is_padding(row) {
-                ancestors.resize(ancestors.len() + context, ZERO);
+                sources.extend(std::iter::repeat_n(zero, kernel_size));
                 continue;
             }
-            let depth = tree.depths[row] as usize;
-            if depth == 0 {
-                state = tree.initial_state(row);
-            }
-            let mut ancestor = row;
-            for tau in 1..=context {
-                ancestors.push(if tau <= depth {
-                    ancestor = tree.parents[ancestor] as usize;
-                    ancestor as i32
-                } else {
-                    // The last position of a tail is the token before the root.
-                    state.map_or(ZERO, |state| {
-                        let tail = state as usize * context;
-                        -2 - (tail + context - (tau - depth)) as i32
-                    })
-                });
+            sources.push(row as u32);
+            if parent >= 0 {
+                let start = parent as usize * kernel_size;
+                sources.extend_from_within(start..start + above);
+            } else {
+                let state = tree.initial_state(row);
+                let tail = state.map(|state| rows + state as usize * above);
+                let before = |position: usize| tail.map_or(zero, |tail| (tail + position) as u32);
+                // The last position of a tail is the token before the root.
+                sources.extend((0..above).rev().map(before));
             }
         }
+        let of_tail = |&row: &u32| {
+            let start = row as usize * kernel_size;
+            sources[start..start + above].iter().rev().copied()
+        };
+        let requested_sources: Vec<u32> = requested.iter().flat_map(of_tail).collect();
 
-        let mut tails = Vec::with_capacity(requested.len() * context);
-        for &row in requested {
-            let row = row as usize;
-            let before = &ancestors[row * context..(row + 1) * context];
-            let oldest_first = before.iter().take(context.saturating_sub(1)).rev();
-            tails.extend(oldest_first);
-            tails.extend((context > 0).then_some(row as i32));
+        let taps = sources.iter().enumerate().filter_map(|(index, &source)| {
+            let (row, tap) = (index / kernel_size, index % kernel_size);
+            let direct = row.checked_sub(tap) == Some(source as usize);
+            (!direct).then_some((source, row * (kernel_size + 1) + tap))
+        });
+        let outgoing = requested_sources
+            .iter()
+            .enumerate()
+            .map(|(index, &source)| (source, index * (kernel_size + 1) + kernel_size));
+        let reads: Vec<(u32, usize)> = taps.chain(outgoing).collect();
+        let row_readers = Readers::new(&reads, 0..rows);
+        let mut plain_runs = vec![0; rows + 1];
+        for row in (0..rows).rev() {
+            let is_listed = |row| row_readers.offsets[row] < row_readers.offsets[row + 1];
+            let oldest = sources[row * kernel_size + above] as usize;
+            if oldest + above == row && !is_listed(oldest) {
+                plain_runs[row] = plain_runs[row + 1] + 1;
+            }
         }
-        let (reader_offsets, readers) =
-            readers(ancestors.iter().chain(&tails), rows, incoming * context);
         Ok(Self {
             kernel_size,
-            ancestors,
-            tails,
-            reader_offsets,
-            readers,
+            rows,
+            tail_rows,
+            row_readers,
+            plain_runs,
+            tail_readers: Readers::new(&reads, rows..rows + tail_rows),
+            sources,
+            requested_sources,
             #[cfg(feature = "cubecl-backend")]
             device_lists: Default::default(),
         })
@@ -93,56 +117,150 @@ impl ConvolutionPlan {
         self.kernel_size
     }
 
-    /// `[R, K-1]` source of the token `tau` before each row on its path, at `tau - 1`; all zero in
-    /// padding.
-    pub fn ancestors(&self) -> &[i32] {
-        &self.ancestors
+    /// Rows of the flattened batch, `R`.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Positions of the incoming tails, `G * (K-1)`.
+    pub fn tail_rows(&self) -> usize {
+        self.tail_rows
+    }
+
+    /// `[R, K]` source of each tap of each row; all of a padding row read zero.
+    pub fn sources(&self) -> &[u32] {
+        &self.sources
     }
 
     /// `[X, K-1]` sources of the outgoing tails: the last `K - 1` tokens of the path that ends with
     /// each requested row, oldest first.
-    pub fn tails(&self) -> &[i32] {
-        &self.tails
+    pub fn requested_sources(&self) -> &[u32] {
+        &self.requested_sources
     }
 
-    /// `[R + G * (K-1) + 1]` where the list of every source starts in
-    /// [`readers`](Self::readers): rows first, then positions of incoming tails.
-    pub fn reader_offsets(&self) -> &[u32] {
-        &self.reader_offsets
+    /// Who reads each row, without the direct readers: tap `t` of row `r + t` where that is `t`
+    /// steps below row `r`.
+    pub fn row_readers(&self) -> &Readers {
+        &self.row_readers
     }
 
-    /// Where each source is read, ascending, as indices into [`ancestors`](Self::ancestors)
-    /// followed by [`tails`](Self::tails). (That each row reads itself is in no list.)
-    pub fn readers(&self) -> &[u32] {
-        &self.readers
+    /// `[R + 1]` how many rows from each one on are plain: their taps read them and the `K - 1` rows
+    /// before them, the first of which has direct readers only.
+    pub fn plain_runs(&self) -> &[u32] {
+        &self.plain_runs
+    }
+
+    /// Who reads each position of the incoming tails.
+    pub fn tail_readers(&self) -> &Readers {
+        &self.tail_readers
     }
 }
 
-/// The inverse of a list of sources, as offsets and indices.
-fn readers<'a>(
-    sources: impl Iterator<Item = &'a i32> + Clone,
-    rows: usize,
-    tail_positions: usize,
-) -> (Vec<u32>, Vec<u32>) {
-    let index = |source: i32| match source {
-        ZERO => None,
-        row if row >= 0 => Some(row as usize),
-        tail => Some(rows + (-2 - tail) as usize),
-    };
-    let mut offsets = vec![0u32; rows + tail_positions + 1];
-    for source in sources.clone().filter_map(|&source| index(source)) {
-        offsets[source + 1] += 1;
-    }
-    for source in 1..offsets.len() {
-        offsets[source] += offsets[source - 1];
-    }
-    let mut next = offsets.clone();
-    let mut readers = vec![0; offsets[offsets.len() - 1] as usize];
-    for (reader, &source) in sources.enumerate() {
-        if let Some(source) = index(source) {
+impl Readers {
+    /// Those of the sources in a range, out of pairs of source and reader.
+    fn new(reads: &[(u32, usize)], sources: std::ops::Range<usize>) -> Self {
+        let of_range = || {
+            let reads = reads
+                .iter()
+                .map(|&(source, reader)| (source as usize, reader));
+            reads
+                .filter(|(source, _)| sources.contains(source))
+                .map(|(source, reader)| (source - sources.start, reader))
+        };
+        let mut offsets = vec![0u32; sources.len() + 1];
+        for (source, _) in of_range() {
+            offsets[source + 1] += 1;
+        }
+        for source in 0..sources.len() {
+            offsets[source + 1] += offsets[source];
+        }
+        let mut next = offsets.clone();
+        let mut readers = vec![0; offsets[sources.len()] as usize];
+        for (source, reader) in of_range() {
             readers[next[source] as usize] = reader as u32;
             next[source] += 1;
         }
+        Self { offsets, readers }
     }
-    (offsets, readers)
+}
+
+#[cfg(test)]
+mod tests {
+    use tree_pack::{Segment, TreeLayout};
+
+    use super::*;
+
+    /// Two trees and a row of padding. Rows 0-1 have children 2 and 3-4; row 5 is a root that
+    /// continues from initial state 1.
+    fn plan(kernel_size: usize) -> ConvolutionPlan {
+        let segment = |start, end, parent| Segment { start, end, parent };
+        let layout = TreeLayout {
+            tokens: vec![0; 6],
+            position_ids: vec![0, 1, 2, 2, 3, 0],
+            parents: vec![-1, 0, 1, 1, 3, -1],
+            subtree_ends: vec![5, 5, 3, 5, 5, 6],
+            segments: vec![
+                segment(0, 2, None),
+                segment(2, 3, Some(0)),
+                segment(3, 5, Some(0)),
+                segment(5, 6, None),
+            ],
+        };
+        let recurrence = TreeRecurrence::from_layouts(&[layout], 7)
+            .with_initial_states(&[None, Some(1)])
+            .with_requested_rows(&[4, 5]);
+        ConvolutionPlan::build(&recurrence, kernel_size).unwrap()
+    }
+
+    #[test]
+    fn taps_follow_paths_into_tails() {
+        let plan = plan(4);
+        // Rows 0..7, tails 7..13, zero 13.
+        let expected = [
+            [0, 13, 13, 13],
+            [1, 0, 13, 13],
+            [2, 1, 0, 13],
+            [3, 1, 0, 13],
+            [4, 3, 1, 0],
+            [5, 12, 11, 10],
+            [13, 13, 13, 13],
+        ];
+        assert_eq!(plan.sources(), expected.as_flattened());
+        assert_eq!(plan.requested_sources(), [1, 3, 4, 11, 12, 5]);
+        assert_eq!(plan.tail_rows(), 6);
+    }
+
+    #[test]
+    fn readers_are_all_but_the_direct_ones() {
+        let plan = plan(4);
+        let tap = |row: u32, tap: u32| row * 5 + tap;
+        let outgoing = |position: u32| position * 5 + 4;
+        let Readers { offsets, readers } = plan.row_readers();
+        let of = |row: usize| &readers[offsets[row] as usize..offsets[row + 1] as usize];
+        assert_eq!(of(0), [tap(3, 2), tap(4, 3)]);
+        assert_eq!(of(1), [tap(3, 1), tap(4, 2), outgoing(0)]);
+        assert_eq!(of(2), [0; 0]);
+        assert_eq!(of(3), [outgoing(1)]);
+        assert_eq!(of(4), [outgoing(2)]);
+        assert_eq!(of(5), [outgoing(5)]);
+        let Readers { offsets, readers } = plan.tail_readers();
+        assert_eq!(offsets, &[0, 0, 0, 0, 1, 3, 5]);
+        let expected = [tap(5, 3), tap(5, 2), outgoing(3), tap(5, 1), outgoing(4)];
+        assert_eq!(readers, &expected);
+    }
+
+    #[test]
+    fn plain_rows_follow_and_pass_no_branching() {
+        assert_eq!(plan(4).plain_runs(), [0; 8]);
+        // Row 2 follows row 1, which row 3 reads as well.
+        assert_eq!(plan(2).plain_runs(), [0, 1, 0, 0, 1, 0, 0, 0]);
+    }
+
+    #[test]
+    fn one_tap_reads_its_own_row() {
+        let plan = plan(1);
+        assert_eq!(plan.sources(), [0, 1, 2, 3, 4, 5, 7]);
+        assert_eq!((plan.tail_rows(), plan.requested_sources().len()), (0, 0));
+        assert!(plan.row_readers().readers.is_empty());
+    }
 }

@@ -31,10 +31,13 @@ pub(crate) enum RecurrenceList {
 /// Lists of a [`ConvolutionPlan`]; see its methods of the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConvolutionList {
-    Ancestors,
-    Tails,
-    ReaderOffsets,
-    Readers,
+    Sources,
+    RequestedSources,
+    PlainRuns,
+    RowReaderOffsets,
+    RowReaders,
+    TailReaderOffsets,
+    TailReaders,
 }
 
 /// Lists on a device: one buffer of u32, each list also as a buffer of its own.
@@ -118,9 +121,17 @@ impl ConvolutionPlan {
     /// The lists on the device of `near`.
     pub(crate) fn on_device(&self, near: &CubeTensor) -> Arc<DeviceLists<ConvolutionList>> {
         self.device_lists.get(near, |client| {
-            let [ancestors, tails] = [self.ancestors(), self.tails()].map(unsigned);
+            let (rows, tails) = (self.row_readers(), self.tail_readers());
             // In the order of `ConvolutionList`.
-            let lists: [&[u32]; _] = [&ancestors, &tails, self.reader_offsets(), self.readers()];
+            let lists: [&[u32]; _] = [
+                self.sources(),
+                self.requested_sources(),
+                self.plain_runs(),
+                &rows.offsets,
+                &rows.readers,
+                &tails.offsets,
+                &tails.readers,
+            ];
             DeviceLists::new(client, &lists)
         })
     }

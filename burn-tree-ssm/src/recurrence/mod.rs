@@ -7,7 +7,7 @@
 //!   that everything inside a window is a masked matrix product;
 //! * [`paths`] chains windows into **paths**, along which the state stays where it is computed,
 //!   and sorts paths into **levels**, which run one after another;
-//! * [`convolution`] finds the ancestors that a causal convolution reads, and who reads whom.
+//! * [`convolution`] finds the tokens that a causal convolution reads, and who reads whom.
 
 mod convolution;
 #[cfg(feature = "cubecl-backend")]
@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tree_pack::TreeLayout;
 
-pub use convolution::ConvolutionPlan;
+pub use convolution::{ConvolutionPlan, Readers};
 pub use error::RecurrenceError;
 use paths::Paths;
 

@@ -1,0 +1,141 @@
+//! CubeCL runtimes: kernels for f32, f16 and bf16; other dtypes, and shapes too large for them, take
+//! the bodies from primitives.
+
+use std::sync::Arc;
+
+use burn::backend::tensor::FloatTensor;
+use burn_cubecl::CubeBackend;
+use tree_training_cube::has_kernels;
+
+use crate::causal_conv1d::{self, ConvolutionSettings};
+use crate::{ConvolutionPlan, TreeSsmOps, decay_gate, gated_rms_norm, l2_norm};
+
+/// Tells who asks (target `burn_tree_ssm`, level debug) which implementation of an operation runs.
+fn announce(op: &'static str, implementation: &'static str) {
+    tracing::debug!(target: "burn_tree_ssm", op, implementation);
+}
+
+/// Runs the kernel if there is one for these arguments, or else the body from primitives.
+macro_rules! kernel_if {
+    ($has_kernel:expr, $op:literal, $module:ident :: $function:ident ($($argument:expr),*)) => {
+        if $has_kernel {
+            announce($op, "kernel");
+            $module::kernel::$function($($argument),*)
+        } else {
+            announce($op, "primitives");
+            $module::generic::$function::<Self>($($argument),*)
+        }
+    };
+}
+
+impl TreeSsmOps for CubeBackend {
+    fn causal_conv1d(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        initial_tails: FloatTensor<Self>,
+        plan: Arc<ConvolutionPlan>,
+        settings: ConvolutionSettings,
+    ) -> (
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+    ) {
+        kernel_if!(
+            has_kernels(&[&x, &weight]) && causal_conv1d::kernel::fits(&plan),
+            "causal_conv1d",
+            causal_conv1d::forward(x, weight, initial_tails, &plan, settings)
+        )
+    }
+
+    fn causal_conv1d_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        initial_tails: FloatTensor<Self>,
+        grad_first: FloatTensor<Self>,
+        grad_second: FloatTensor<Self>,
+        grad_third: FloatTensor<Self>,
+        grad_tails: FloatTensor<Self>,
+        plan: Arc<ConvolutionPlan>,
+        settings: ConvolutionSettings,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let grads = [grad_first, grad_second, grad_third];
+        kernel_if!(
+            has_kernels(&[&x, &weight]) && causal_conv1d::kernel::fits(&plan),
+            "causal_conv1d_backward",
+            causal_conv1d::backward(x, weight, initial_tails, grads, grad_tails, &plan, settings)
+        )
+    }
+
+    fn decay_gate(
+        a: FloatTensor<Self>,
+        a_log: FloatTensor<Self>,
+        dt_bias: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        kernel_if!(
+            has_kernels(&[&a, &a_log, &dt_bias]),
+            "decay_gate",
+            decay_gate::forward(a, a_log, dt_bias)
+        )
+    }
+
+    fn decay_gate_backward(
+        a: FloatTensor<Self>,
+        a_log: FloatTensor<Self>,
+        dt_bias: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        kernel_if!(
+            has_kernels(&[&a, &a_log, &dt_bias]),
+            "decay_gate_backward",
+            decay_gate::backward(a, a_log, dt_bias, grad)
+        )
+    }
+
+    fn l2_norm(x: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+        kernel_if!(
+            has_kernels(&[&x]) && l2_norm::kernel::fits(&x),
+            "l2_norm",
+            l2_norm::forward(x, epsilon)
+        )
+    }
+
+    fn l2_norm_backward(
+        x: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        kernel_if!(
+            has_kernels(&[&x]) && l2_norm::kernel::fits(&x),
+            "l2_norm_backward",
+            l2_norm::backward(x, grad, epsilon)
+        )
+    }
+
+    fn gated_rms_norm(
+        x: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        kernel_if!(
+            has_kernels(&[&x, &weight]) && gated_rms_norm::kernel::fits(&x, &weight),
+            "gated_rms_norm",
+            gated_rms_norm::forward(x, gate, weight, epsilon)
+        )
+    }
+
+    fn gated_rms_norm_backward(
+        x: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        kernel_if!(
+            has_kernels(&[&x, &weight]) && gated_rms_norm::kernel::fits(&x, &weight),
+            "gated_rms_norm_backward",
+            gated_rms_norm::backward(x, gate, weight, grad, epsilon)
+        )
+    }
+}

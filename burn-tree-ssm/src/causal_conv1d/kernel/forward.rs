@@ -1,0 +1,121 @@
+//! Forward kernels.
+
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+use tree_training_cube::RowGroups;
+
+use super::walk::{
+    Convolution, Sizes, activate, advance, convolve, is_token, load_weights, read_source, reload,
+    shift,
+};
+
+/// Rows that a unit walks down. It loads its inputs at once.
+pub(super) const ROWS_PER_UNIT: usize = 8;
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn convolution_kernel<F: Float, W: Float, N: Size>(
+    x: &[Vector<F, N>],
+    weight: &[Vector<W, N>],
+    tails: &[Vector<F, N>],
+    lists: &[u32],
+    output: &mut [Vector<F, N>],
+    sizes: Sizes,
+    #[comptime] groups: RowGroups,
+    #[comptime] convolution: Convolution,
+    #[define(F, W)] _dtypes: [ElemType; 2],
+) {
+    let lanes = comptime!(groups.lanes as usize);
+    let columns = sizes.part.div_ceil(lanes);
+    let column = CUBE_POS % columns * lanes + UNIT_POS as usize % lanes;
+    let group = CUBE_POS / columns * comptime!(groups.groups()) + UNIT_POS as usize / lanes;
+    let first = group * ROWS_PER_UNIT;
+    if column >= sizes.part || first >= sizes.rows {
+        terminate!();
+    }
+    let channel = sizes.first + column;
+
+    let weights = load_weights::<W, N>(weight, channel, convolution);
+    let mut own = Array::<Vector<F, N>>::new(ROWS_PER_UNIT);
+    #[unroll]
+    for step in 0..ROWS_PER_UNIT {
+        let row = min(first + step, sizes.rows - 1);
+        own[step] = x[row * sizes.width + channel];
+    }
+    let mut taps = Array::<Vector<f32, N>>::new(convolution.taps);
+    reload::<F, N>(
+        &mut taps,
+        x,
+        tails,
+        lists,
+        first,
+        channel,
+        &sizes,
+        convolution,
+    );
+    let plain = lists[sizes.plain_runs + first + 1] as usize;
+    // One walk without branches for rows that follow each other, so that all loads come first.
+    if plain + 1 >= ROWS_PER_UNIT && is_token(lists, first, convolution) {
+        #[unroll]
+        for step in 0..ROWS_PER_UNIT {
+            if comptime!(step > 0) {
+                shift::<N>(&mut taps, convolution);
+            }
+            taps[0] = Vector::cast_from(own[step]);
+            let y = activate::<N>(convolve::<N>(&taps, &weights, convolution), convolution);
+            output[(first + step) * sizes.part + column] = Vector::cast_from(y);
+        }
+    } else {
+        #[unroll]
+        for step in 0..ROWS_PER_UNIT {
+            let row = first + step;
+            if row < sizes.rows {
+                if comptime!(step > 0) {
+                    advance::<F, N>(
+                        &mut taps,
+                        x,
+                        tails,
+                        lists,
+                        row,
+                        channel,
+                        &sizes,
+                        convolution,
+                    );
+                }
+                taps[0] = Vector::zeroed();
+                if is_token(lists, row, convolution) {
+                    taps[0] = Vector::cast_from(own[step]);
+                }
+                let y = activate::<N>(convolve::<N>(&taps, &weights, convolution), convolution);
+                output[row * sizes.part + column] = Vector::cast_from(y);
+            }
+        }
+    }
+}
+
+/// Tails after requested rows: copies of their sources, whose list begins at `start`.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn tails_kernel<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    tails: &[Vector<F, N>],
+    lists: &[u32],
+    output: &mut [Vector<F, N>],
+    sizes: Sizes,
+    start: usize,
+    total: usize,
+    #[comptime] convolution: Convolution,
+    #[define(F)] _dtype: ElemType,
+) {
+    if ABSOLUTE_POS >= total {
+        terminate!();
+    }
+    let channel = ABSOLUTE_POS % sizes.width;
+    let source = lists[start + ABSOLUTE_POS / sizes.width] as usize;
+    output[ABSOLUTE_POS] = Vector::cast_from(read_source::<F, N>(
+        x,
+        tails,
+        source,
+        channel,
+        &sizes,
+        convolution,
+    ));
+}

@@ -1,0 +1,306 @@
+//! Kernels: a unit walks down rows with a vector of channels. The three parts of the channels are
+//! launches of their own, each with its output (or gradient) in a tensor of its own.
+
+mod backward;
+mod forward;
+mod walk;
+
+use std::sync::Arc;
+
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::{DType, Shape};
+use burn_cubecl::{CubeBackend, kernel::into_contiguous, ops::reshape, tensor::CubeTensor};
+use cubecl::client::Client;
+use tree_training_cube::{
+    RowGroups, address_type, column_sum, contiguous, cubes, elem, empty, has_approximations, units,
+    units_per_cube, vector_size,
+};
+
+use super::ConvolutionSettings;
+use crate::ConvolutionPlan;
+use crate::recurrence::device::{ConvolutionList, DeviceLists};
+use backward::ReaderListsLaunch;
+use walk::{Convolution, SizesLaunch};
+
+/// Most numbers of a vector: a unit keeps several for each tap in registers.
+const VECTOR: usize = 4;
+
+/// Most units side by side.
+const LANES: u32 = 32;
+
+/// Most units of a cube, several of which then fit on a multiprocessor.
+const UNITS: u32 = 128;
+
+/// Most taps: each is unrolled.
+const MAX_TAPS: usize = 8;
+
+/// Whether there are kernels for this plan.
+pub(crate) fn fits(plan: &ConvolutionPlan) -> bool {
+    plan.kernel_size() <= MAX_TAPS
+}
+
+/// What the launches of one call have in common.
+struct Call<'a> {
+    client: Client,
+    lists: Arc<DeviceLists<ConvolutionList>>,
+    plan: &'a ConvolutionPlan,
+    settings: ConvolutionSettings,
+    convolution: Convolution,
+    vector: usize,
+    channels: usize,
+    address_type: cubecl::ir::AddressType,
+}
+
+impl<'a> Call<'a> {
+    fn new(
+        x: &CubeTensor,
+        weight: &CubeTensor,
+        plan: &'a ConvolutionPlan,
+        settings: ConvolutionSettings,
+    ) -> Self {
+        let client = x.client.clone();
+        let lists = plan.on_device(x);
+        // Kernels take them from the start of the buffer.
+        debug_assert_eq!(lists.start(ConvolutionList::Sources), 0);
+        // Vectors that divide each part.
+        let parts = settings.parts().map(|(_, channels)| channels.len());
+        let divisor = parts.fold(0, greatest_common_divisor);
+        let vector = vector_size(&client, &[x.dtype, weight.dtype], divisor);
+        Self {
+            lists,
+            plan,
+            settings,
+            convolution: Convolution {
+                taps: plan.kernel_size(),
+                silu: settings.silu,
+                tails: plan.tail_rows() > 0,
+                approximate: has_approximations(&client),
+            },
+            vector: vector.min(VECTOR),
+            channels: x.meta.shape()[1],
+            address_type: address_type(&[x, weight]),
+            client,
+        }
+    }
+
+    /// Where a list starts in the buffer of all lists.
+    fn list(&self, list: ConvolutionList) -> usize {
+        self.lists.start(list) as usize
+    }
+
+    fn sizes(&self, channels: &std::ops::Range<usize>) -> SizesLaunch {
+        SizesLaunch::new(
+            self.plan.rows(),
+            self.plan.tail_rows(),
+            self.channels / self.vector,
+            channels.start / self.vector,
+            channels.len() / self.vector,
+            self.list(ConvolutionList::PlainRuns),
+        )
+    }
+
+    /// How the units of a cube share `channels` and rows, and the cubes that all channels take.
+    fn groups(&self, channels: usize) -> (RowGroups, usize) {
+        let width = channels / self.vector;
+        let units = units_per_cube(&self.client).min(UNITS);
+        let groups = RowGroups {
+            units,
+            lanes: (width.next_power_of_two() as u32).min(LANES).min(units),
+            plane: 1,
+        };
+        (groups, width.div_ceil(groups.lanes as usize))
+    }
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    match b {
+        0 => a,
+        _ => greatest_common_divisor(b, a % b),
+    }
+}
+
+/// See [`crate::TreeSsmOps::causal_conv1d`]; a plan for which [`fits`] holds.
+pub(crate) fn forward(
+    x: CubeTensor,
+    weight: CubeTensor,
+    initial_tails: CubeTensor,
+    plan: &ConvolutionPlan,
+    settings: ConvolutionSettings,
+) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
+    let [x, weight, initial_tails] = contiguous([x, weight, initial_tails]);
+    let call = Call::new(&x, &weight, plan, settings);
+    let dtypes = [elem(x.dtype), elem(weight.dtype)];
+    // Parts without channels are not read.
+    let mut outputs = [0; 3].map(|_| empty(&x, [1, 1], x.dtype));
+    for (part, channels) in settings.parts() {
+        outputs[part] = empty(&x, [plan.rows(), channels.len()], x.dtype);
+        let (groups, columns) = call.groups(channels.len());
+        let blocks = plan
+            .rows()
+            .div_ceil(groups.groups() * forward::ROWS_PER_UNIT);
+        let (count, dim) = cubes(&call.client, columns * blocks, groups.units);
+        // SAFETY: shapes as read from the tensors, lists within bounds by construction of the
+        // plan; units without rows or channels store nothing.
+        unsafe {
+            forward::convolution_kernel::launch_unchecked(
+                &call.client,
+                count,
+                dim,
+                call.address_type,
+                call.vector,
+                x.clone().into_buffer_arg(),
+                weight.clone().into_buffer_arg(),
+                initial_tails.clone().into_buffer_arg(),
+                call.lists.buffer(),
+                outputs[part].clone().into_buffer_arg(),
+                call.sizes(&channels),
+                groups,
+                call.convolution,
+                dtypes,
+            );
+        }
+    }
+    let [first, second, third] = outputs;
+    let tails = requested_tails(&call, &x, initial_tails);
+    (first, second, third, tails)
+}
+
+fn requested_tails(call: &Call, x: &CubeTensor, initial_tails: CubeTensor) -> CubeTensor {
+    let positions = call.plan.requested_sources().len();
+    let tails = empty(x, [positions.max(1), call.channels], x.dtype);
+    if positions > 0 {
+        let total = positions * call.channels / call.vector;
+        let (count, dim) = units(&call.client, total);
+        // SAFETY: as above.
+        unsafe {
+            forward::tails_kernel::launch_unchecked(
+                &call.client,
+                count,
+                dim,
+                call.address_type,
+                call.vector,
+                x.clone().into_buffer_arg(),
+                initial_tails.into_buffer_arg(),
+                call.lists.buffer(),
+                tails.clone().into_buffer_arg(),
+                call.sizes(&(0..call.channels)),
+                call.list(ConvolutionList::RequestedSources),
+                total,
+                call.convolution,
+                elem(x.dtype),
+            );
+        }
+    }
+    tails
+}
+
+/// See [`crate::TreeSsmOps::causal_conv1d_backward`]; a plan for which [`fits`] holds.
+pub(crate) fn backward(
+    x: CubeTensor,
+    weight: CubeTensor,
+    initial_tails: CubeTensor,
+    grad_outputs: [CubeTensor; 3],
+    grad_tails: CubeTensor,
+    plan: &ConvolutionPlan,
+    settings: ConvolutionSettings,
+) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let [x, weight, initial_tails] = contiguous([x, weight, initial_tails]);
+    let grad_outputs = contiguous(grad_outputs);
+    let call = Call::new(&x, &weight, plan, settings);
+    let dtypes = [elem(x.dtype), elem(weight.dtype)];
+    let tails = with_outgoing(initial_tails.clone(), grad_tails, plan);
+
+    let grad_x = empty(&x, x.meta.shape().clone(), x.dtype);
+    let blocks = plan.rows().div_ceil(backward::BLOCK_ROWS);
+    let taps = plan.kernel_size();
+    let grad_weight = empty(&x, [blocks, call.channels * taps], DType::F32);
+    for (part, channels) in settings.parts() {
+        let (groups, columns) = call.groups(channels.len());
+        let (count, dim) = cubes(&call.client, columns * blocks, groups.units);
+        let offsets = call.list(ConvolutionList::RowReaderOffsets);
+        let readers = call.list(ConvolutionList::RowReaders);
+        // SAFETY: as in the forward pass.
+        unsafe {
+            backward::convolution_kernel::launch_unchecked(
+                &call.client,
+                count,
+                dim,
+                address_type(&[&x, &grad_weight]),
+                call.vector,
+                x.clone().into_buffer_arg(),
+                weight.clone().into_buffer_arg(),
+                tails.clone().into_buffer_arg(),
+                grad_outputs[part].clone().into_buffer_arg(),
+                call.lists.buffer(),
+                grad_x.clone().into_buffer_arg(),
+                grad_weight.clone().into_buffer_arg(),
+                call.sizes(&channels),
+                ReaderListsLaunch::new(offsets, readers),
+                groups,
+                call.convolution,
+                dtypes,
+            );
+        }
+    }
+    let grad_weight = reshape(
+        column_sum(grad_weight, weight.dtype),
+        Shape::new([call.channels, taps]),
+    );
+    let grad_tails = match plan.tail_rows() {
+        0 => initial_tails,
+        _ => tail_gradients(&call, &x, &weight, &tails, &grad_outputs),
+    };
+    (grad_x, grad_weight, grad_tails)
+}
+
+/// The incoming tails, followed by the gradients of the outgoing ones if there are any.
+fn with_outgoing(
+    initial_tails: CubeTensor,
+    grad_tails: CubeTensor,
+    plan: &ConvolutionPlan,
+) -> CubeTensor {
+    match (plan.tail_rows(), plan.requested_sources().len()) {
+        (_, 0) => initial_tails,
+        (0, _) => into_contiguous(grad_tails),
+        _ => into_contiguous(CubeBackend::float_cat(vec![initial_tails, grad_tails], 0)),
+    }
+}
+
+fn tail_gradients(
+    call: &Call,
+    x: &CubeTensor,
+    weight: &CubeTensor,
+    tails: &CubeTensor,
+    grad_outputs: &[CubeTensor; 3],
+) -> CubeTensor {
+    let positions = call.plan.tail_rows();
+    let grad_tails = empty(x, [positions, call.channels], x.dtype);
+    for (part, channels) in call.settings.parts() {
+        let total = positions * channels.len() / call.vector;
+        let (count, dim) = units(&call.client, total);
+        let offsets = call.list(ConvolutionList::TailReaderOffsets);
+        let readers = call.list(ConvolutionList::TailReaders);
+        // SAFETY: as in the forward pass.
+        unsafe {
+            backward::tails_kernel::launch_unchecked(
+                &call.client,
+                count,
+                dim,
+                call.address_type,
+                call.vector,
+                x.clone().into_buffer_arg(),
+                weight.clone().into_buffer_arg(),
+                tails.clone().into_buffer_arg(),
+                grad_outputs[part].clone().into_buffer_arg(),
+                call.lists.buffer(),
+                grad_tails.clone().into_buffer_arg(),
+                call.sizes(&channels),
+                ReaderListsLaunch::new(offsets, readers),
+                total,
+                call.convolution,
+                [elem(x.dtype), elem(weight.dtype)],
+            );
+        }
+    }
+    grad_tails
+}

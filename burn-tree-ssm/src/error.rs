@@ -1,0 +1,199 @@
+//! What can be wrong with the arguments of an operation, told before anything is computed.
+
+use burn::tensor::{DType, Device};
+use thiserror::Error;
+
+use crate::RecurrenceError;
+
+/// An operation of this crate refused an argument.
+#[derive(Clone, Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum ArgumentError {
+    /// A tensor of another shape than the other arguments ask for.
+    #[error("{op}: {tensor} has shape {found:?}, expected {expected}")]
+    Shape {
+        /// The operation.
+        op: &'static str,
+        /// Name of the tensor.
+        tensor: &'static str,
+        /// Its shape.
+        found: Vec<usize>,
+        /// The shape, and where the requirement comes from.
+        expected: String,
+    },
+    /// A tensor of another element type than the operation takes.
+    #[error("{op}: {tensor} is {found:?}, expected {expected}")]
+    DType {
+        /// The operation.
+        op: &'static str,
+        /// Name of the tensor.
+        tensor: &'static str,
+        /// Its dtype.
+        found: DType,
+        /// What is allowed.
+        expected: String,
+    },
+    /// A tensor on another device than the first one.
+    #[error("{op}: {tensor} is on {found}, expected {expected}, where {first} is")]
+    Device {
+        /// The operation.
+        op: &'static str,
+        /// Name of the tensor.
+        tensor: &'static str,
+        /// Its device.
+        found: String,
+        /// Name of the first tensor.
+        first: &'static str,
+        /// Its device.
+        expected: String,
+    },
+    /// A number out of its range.
+    #[error("{op}: {argument} is {value}, expected {expected}")]
+    Number {
+        /// The operation.
+        op: &'static str,
+        /// Name of the argument.
+        argument: &'static str,
+        /// Its value.
+        value: f64,
+        /// What is allowed.
+        expected: &'static str,
+    },
+    /// An optional tensor that these arguments need.
+    #[error("{op}: {tensor} is missing, expected {expected}")]
+    Missing {
+        /// The operation.
+        op: &'static str,
+        /// Name of the tensor.
+        tensor: &'static str,
+        /// The shape, and why it is needed.
+        expected: String,
+    },
+    /// The recurrence has no plan for these arguments.
+    #[error("{op}: {source}")]
+    Recurrence {
+        /// The operation.
+        op: &'static str,
+        /// What is wrong.
+        source: RecurrenceError,
+    },
+}
+
+/// Checks the arguments of one operation.
+#[derive(Clone, Copy)]
+pub(crate) struct Check {
+    pub op: &'static str,
+}
+
+impl Check {
+    pub(crate) fn shape(
+        self,
+        tensor: &'static str,
+        found: &[usize],
+        expected: &[usize],
+        reason: &str,
+    ) -> Result<(), ArgumentError> {
+        match found == expected {
+            true => Ok(()),
+            false => Err(ArgumentError::Shape {
+                op: self.op,
+                tensor,
+                found: found.to_vec(),
+                expected: format!("{expected:?} ({reason})"),
+            }),
+        }
+    }
+
+    /// No dimension may be 0.
+    pub(crate) fn not_empty(
+        self,
+        tensor: &'static str,
+        found: &[usize],
+    ) -> Result<(), ArgumentError> {
+        match found.contains(&0) {
+            false => Ok(()),
+            true => Err(ArgumentError::Shape {
+                op: self.op,
+                tensor,
+                found: found.to_vec(),
+                expected: "at least 1 in each dimension".to_owned(),
+            }),
+        }
+    }
+
+    /// Floats of 16 to 64 bits.
+    pub(crate) fn float(self, tensor: &'static str, found: DType) -> Result<(), ArgumentError> {
+        let supported = matches!(
+            found,
+            DType::F64 | DType::F32 | DType::Flex32 | DType::F16 | DType::BF16
+        );
+        match supported {
+            true => Ok(()),
+            false => Err(ArgumentError::DType {
+                op: self.op,
+                tensor,
+                found,
+                expected: "f64, f32, f16 or bf16".to_owned(),
+            }),
+        }
+    }
+
+    /// The dtype of the tensor named `first`.
+    pub(crate) fn same_dtype(
+        self,
+        tensor: &'static str,
+        found: DType,
+        first: &'static str,
+        expected: DType,
+    ) -> Result<(), ArgumentError> {
+        match found == expected {
+            true => Ok(()),
+            false => Err(ArgumentError::DType {
+                op: self.op,
+                tensor,
+                found,
+                expected: format!("{expected:?}, the dtype of {first}"),
+            }),
+        }
+    }
+
+    /// The device of the tensor named `first`, apart from autodiff.
+    pub(crate) fn same_device(
+        self,
+        tensor: &'static str,
+        found: Device,
+        first: &'static str,
+        expected: Device,
+    ) -> Result<(), ArgumentError> {
+        let (found, expected) = (found.inner(), expected.inner());
+        match found == expected {
+            true => Ok(()),
+            false => Err(ArgumentError::Device {
+                op: self.op,
+                tensor,
+                found: format!("{found:?}"),
+                first,
+                expected: format!("{expected:?}"),
+            }),
+        }
+    }
+
+    pub(crate) fn epsilon(self, value: f64) -> Result<(), ArgumentError> {
+        match value.is_finite() && value > 0.0 {
+            true => Ok(()),
+            false => Err(ArgumentError::Number {
+                op: self.op,
+                argument: "epsilon",
+                value,
+                expected: "a positive finite number",
+            }),
+        }
+    }
+
+    pub(crate) fn plan<T>(self, plan: Result<T, RecurrenceError>) -> Result<T, ArgumentError> {
+        plan.map_err(|source| ArgumentError::Recurrence {
+            op: self.op,
+            source,
+        })
+    }
+}
