@@ -28,6 +28,18 @@ pub(crate) enum RecurrenceList {
     InitialChildren,
 }
 
+/// Lists of the [`Runs`](super::runs::Runs) of a recurrence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RunList {
+    Offsets,
+    Entries,
+    Siblings,
+    SlotChildOffsets,
+    SlotChildren,
+    InitialChildOffsets,
+    InitialChildren,
+}
+
 /// Lists of a [`ConvolutionPlan`]; see its methods of the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConvolutionList {
@@ -56,6 +68,12 @@ pub(crate) trait ListIndex {
 }
 
 impl ListIndex for RecurrenceList {
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl ListIndex for RunList {
     fn index(self) -> usize {
         self as usize
     }
@@ -111,6 +129,24 @@ impl TreeRecurrence {
                 self.slot_children(),
                 self.initial_child_offsets(),
                 self.initial_children(),
+            ];
+            DeviceLists::new(client, &lists)
+        })
+    }
+
+    /// The lists of the runs on the device of `near`.
+    pub(crate) fn runs_on_device(&self, near: &CubeTensor) -> Arc<DeviceLists<RunList>> {
+        self.0.run_lists.get(near, |client| {
+            let runs = self.runs();
+            // In the order of `RunList`.
+            let lists: [&[u32]; _] = [
+                &runs.offsets,
+                &unsigned(&runs.entries),
+                &runs.siblings,
+                &runs.slot_child_offsets,
+                &runs.slot_children,
+                &runs.initial_child_offsets,
+                &runs.initial_children,
             ];
             DeviceLists::new(client, &lists)
         })

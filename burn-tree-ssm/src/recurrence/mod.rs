@@ -14,6 +14,8 @@ mod convolution;
 pub(crate) mod device;
 mod error;
 mod paths;
+#[cfg(feature = "cubecl-backend")]
+mod runs;
 mod windows;
 
 use std::fmt;
@@ -77,6 +79,10 @@ struct Inner {
     convolutions: Mutex<Vec<Arc<ConvolutionPlan>>>,
     #[cfg(feature = "cubecl-backend")]
     device_lists: device::DeviceListsCache<device::RecurrenceList>,
+    #[cfg(feature = "cubecl-backend")]
+    runs: std::sync::OnceLock<runs::Runs>,
+    #[cfg(feature = "cubecl-backend")]
+    run_lists: device::DeviceListsCache<device::RunList>,
 }
 
 /// The rows of a flattened batch.
@@ -269,6 +275,10 @@ impl TreeRecurrence {
             convolutions: Mutex::default(),
             #[cfg(feature = "cubecl-backend")]
             device_lists: Default::default(),
+            #[cfg(feature = "cubecl-backend")]
+            runs: Default::default(),
+            #[cfg(feature = "cubecl-backend")]
+            run_lists: Default::default(),
         }))
     }
 
@@ -399,6 +409,12 @@ impl TreeRecurrence {
     /// The paths that start from each initial state, ascending.
     pub fn initial_children(&self) -> &[u32] {
         &self.0.paths.initial_children
+    }
+
+    /// The paths in pieces for kernels, made on first use.
+    #[cfg(feature = "cubecl-backend")]
+    pub(crate) fn runs(&self) -> &runs::Runs {
+        self.0.runs.get_or_init(|| runs::Runs::build(self))
     }
 
     /// Rows that tiles of `tile_rows` rows compute per row of the layouts: each window is rounded

@@ -77,7 +77,7 @@ impl WindowConfig {
 
 /// The gradients of query, key, value, log decay and beta, from what the kernels before computed
 /// (`decays`, `u`, `grad_u`,
-/// `entries`, `exits`, `has_exit`: see there).
+/// `entries`, `entry_windows`, `exits`, `has_exit`: see there).
 ///
 /// With `X = Tg^T dU` where `Tg = E . T0`, `S = X U^T` and `dP = E . scale dO U^T`:
 /// * `dV = diag(beta) X`
@@ -109,6 +109,7 @@ pub(crate) fn gated_delta_rule_backward_gradients<E: Float>(
     subtree_ends: &[u32],
     window_starts: &[u32],
     window_lengths: &[u32],
+    entry_windows: &[u32],
     has_exit: &[u32],
     grad_query: &mut [Vector<u32, Const<4>>],
     grad_key: &mut [Vector<u32, Const<4>>],
@@ -341,11 +342,13 @@ pub(crate) fn gated_delta_rule_backward_gradients<E: Float>(
         }
         // The inverse and the gradient of U have been read.
         sync_cube();
-        let of_state = (u64::cast_from(window) * u64::cast_from(value_heads)
-            + u64::cast_from(head))
-            * comptime!((value_dim * 2 * key_dim) as u64);
-        let entry = global_address::<E>(entries) + of_state;
-        let exit = global_address::<E>(exits) + of_state;
+        let state_bytes = comptime!((value_dim * 2 * key_dim) as u64);
+        let state_heads = u64::cast_from(value_heads);
+        let with_entry = u64::cast_from(entry_windows[window as usize]);
+        let entry = global_address::<E>(entries)
+            + (with_entry * state_heads + u64::cast_from(head)) * state_bytes;
+        let exit = global_address::<E>(exits)
+            + (u64::cast_from(window) * state_heads + u64::cast_from(head)) * state_bytes;
         copy_part(entry, exit, exit_rows, grad_u_tile, unit, config);
 
         // Sums over the columns of E . K K^T . S.
@@ -358,23 +361,19 @@ pub(crate) fn gated_delta_rule_backward_gradients<E: Float>(
             for column_tile in 0..plane + 1 {
                 let right = column_tile * 16;
                 let key_rows = key_tile + right * key_stride;
-                let (keys_0, keys_1) = multiply_rows::<E>(
-                    key_tile + plane_row * key_stride + by_rows,
+                let of_plane = plane_row * key_stride + by_rows;
+                let with_key_rows = multiply_both::<E>(
+                    key_tile + of_plane,
+                    query_tile + of_plane,
                     key_rows + by_columns,
                     key_dim,
                 );
-                let (queries_0, queries_1) = multiply_rows::<E>(
-                    query_tile + plane_row * key_stride + by_rows,
-                    key_rows + by_columns,
-                    key_dim,
-                );
-                let u_rows = u_tile + right * value_stride + value_by_columns;
-                let (outputs_0, outputs_1) = multiply_rows::<E>(
+                let with_u_rows = multiply_both_operands::<E>(
+                    &x,
                     output_tile + plane_row * value_stride + value_by_rows,
-                    u_rows,
+                    u_tile + right * value_stride + value_by_columns,
                     value_dim,
                 );
-                let (x_0, x_1) = multiply_operands::<E>(&x, u_rows, value_dim);
 
                 let mut of_keys = Array::<Accumulator>::new(2usize);
                 let mut of_products = Array::<Accumulator>::new(2usize);
@@ -384,18 +383,8 @@ pub(crate) fn gated_delta_rule_backward_gradients<E: Float>(
                 for half in 0..2usize {
                     let first = right + lane % 4 * 2 + comptime!(8 * half as u32);
                     let columns = columns(sums, ends, first);
-                    let keys = if comptime!(half == 0) { keys_0 } else { keys_1 };
-                    let queries = if comptime!(half == 0) {
-                        queries_0
-                    } else {
-                        queries_1
-                    };
-                    let outputs = if comptime!(half == 0) {
-                        outputs_0
-                    } else {
-                        outputs_1
-                    };
-                    let of_x = if comptime!(half == 0) { x_0 } else { x_1 };
+                    let (keys, queries) = (with_key_rows[half], with_key_rows[half + 2]);
+                    let (of_x, outputs) = (with_u_rows[half], with_u_rows[half + 2]);
                     let mut n = Accumulator::empty();
                     let mut p = Accumulator::empty();
                     #[unroll]

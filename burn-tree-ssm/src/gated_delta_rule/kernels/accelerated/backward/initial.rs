@@ -2,16 +2,16 @@
 
 use cubecl::prelude::*;
 
-/// For each initial state, the sum of the gradients of the paths that start from it, in their order.
+/// For each initial state, the sum of the gradients of the runs that start from it, in their order.
 ///
-/// * `path_gradients` `[P, HV, DK, DV]`, `grad_initial_states` `[G, HV, DK, DV]`, as vectors
-/// * `children`: paths, of each initial state from its `child_offsets` on
+/// * `run_gradients` `[Q, HV, DK, DV]`, `grad_initial_states` `[G, HV, DK, DV]`, as vectors
+/// * `children`: runs, of each initial state from its `child_offsets` on
 /// * `state`: vectors of one state of all heads, `total`: of all initial states
 ///
 /// Cubes: enough for a unit per vector.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn gated_delta_rule_backward_initial(
-    path_gradients: &[Vector<f32, Const<4>>],
+    run_gradients: &[Vector<f32, Const<4>>],
     child_offsets: &[u32],
     children: &[u32],
     grad_initial_states: &mut [Vector<f32, Const<4>>],
@@ -23,7 +23,7 @@ pub(crate) fn gated_delta_rule_backward_initial(
         let number = at / state;
         let mut sum = Vector::<f32, Const<4>>::new(0.0f32);
         for child in child_offsets[number]..child_offsets[number + 1] {
-            sum += path_gradients[children[child as usize] as usize * state + at % state];
+            sum += run_gradients[children[child as usize] as usize * state + at % state];
         }
         grad_initial_states[at] = sum;
     }

@@ -4,7 +4,7 @@
 //!    saved inverse, and the part of `dU` that comes from the outputs of the own window
 //! 2. [`scan`]: `U` and the state before each window, again as the forward pass had them
 //! 3. [`reverse_scan`], level by level from the last: `dU` and the gradient of the state after each
-//!    window; paths leave the gradients of their entries, which the slots' paths add
+//!    window; runs leave the gradients of their entries, which the slots' runs add
 //! 4. [`gradients`]: those of all rows
 //! 5. [`initial`]: those of the initial states
 //!
@@ -35,7 +35,7 @@ use super::blocks::WindowConfig;
 use super::states::PathConfig;
 use crate::TreeRecurrence;
 use crate::gated_delta_rule::{Inputs, Saved};
-use crate::recurrence::device::{DeviceLists, RecurrenceList as List};
+use crate::recurrence::device::{DeviceLists, RecurrenceList as List, RunList};
 use gradients::gated_delta_rule_backward_gradients;
 use initial::gated_delta_rule_backward_initial;
 use local::gated_delta_rule_backward_local;
@@ -80,7 +80,7 @@ pub(crate) fn backward(
     if recurrence.n_windows() > 0 {
         pass.local();
         pass.scan();
-        for level in recurrence.levels().iter().rev() {
+        for level in recurrence.runs().levels().iter().rev() {
             pass.reverse_scan(level);
         }
         pass.gradients();
@@ -93,6 +93,7 @@ pub(crate) fn backward(
 struct Pass<'a> {
     recurrence: &'a TreeRecurrence,
     lists: Arc<DeviceLists<List>>,
+    run_lists: Arc<DeviceLists<RunList>>,
     client: Client,
     dims: Dims,
     stored: ElemType,
@@ -117,9 +118,11 @@ struct Pass<'a> {
     /// `[W, HV, DV, DK]`
     exits: CubeTensor,
     /// `[W]`
+    entry_windows: CubeTensor,
+    /// `[W]`
     has_exit: CubeTensor,
-    /// `[P, HV, DK, DV]`
-    path_gradients: CubeTensor,
+    /// `[Q, HV, DK, DV]`
+    run_gradients: CubeTensor,
     gradients: Gradients,
 }
 
@@ -167,11 +170,12 @@ impl<'a> Pass<'a> {
         };
         // An empty tensor cannot be bound.
         let windows = recurrence.n_windows().max(1);
-        let paths = recurrence.n_paths().max(1);
+        let runs = recurrence.runs().len().max(1);
         let of_windows = [windows, value_heads, value_dim, key_dim];
         Self {
             recurrence,
             lists: recurrence.on_device(near),
+            run_lists: recurrence.runs_on_device(near),
             client: near.client.clone(),
             dims,
             stored: elem(near.dtype),
@@ -183,8 +187,9 @@ impl<'a> Pass<'a> {
             decays: empty(near, [3, value_heads, rows], DType::F32),
             entries: empty(near, of_windows, near.dtype),
             exits: empty(near, of_windows, near.dtype),
+            entry_windows: empty(near, [windows], DType::U32),
             has_exit: empty(near, [windows], DType::U32),
-            path_gradients: empty(near, [paths, value_heads, key_dim, value_dim], DType::F32),
+            run_gradients: empty(near, [runs, value_heads, key_dim, value_dim], DType::F32),
             gradients,
             inputs,
             saved,
@@ -198,22 +203,27 @@ impl<'a> Pass<'a> {
         self.lists.list(list)
     }
 
+    /// A list of the runs as an argument.
+    fn run_list(&self, list: RunList) -> BufferArg {
+        self.run_lists.list(list)
+    }
+
     /// Rows, key heads and value heads.
     fn sizes(&self) -> [u32; 3] {
         let dims = &self.dims;
         [dims.rows, dims.key_heads, dims.value_heads].map(|size| size as u32)
     }
 
-    /// The kernels along `paths` paths, and their cubes. Planes in pairs make more cubes of the
-    /// same work: better while they do not fill the device.
-    fn along_paths(&self, paths: usize) -> (PathConfig, CubeCount) {
+    /// The kernels along `runs` runs, and their cubes. Planes in pairs make more cubes of the same
+    /// work: better while they do not fill the device.
+    fn along_runs(&self, runs: usize) -> (PathConfig, CubeCount) {
         let pairs = path_config(&self.window, true);
         let processors = self
             .client
             .properties()
             .hardware
             .num_streaming_multiprocessors;
-        let heads = paths * self.dims.value_heads;
+        let heads = runs * self.dims.value_heads;
         let few = heads * pairs.slices() <= processors.map_or(0, |count| 2 * count as usize);
         let config = path_config(&self.window, few);
         (config, cubes(heads * config.slices()))
@@ -255,7 +265,7 @@ impl<'a> Pass<'a> {
 
     fn scan(&self) {
         let [rows, key_heads, value_heads] = self.sizes();
-        let (config, cubes) = self.along_paths(self.recurrence.n_paths());
+        let (config, cubes) = self.along_runs(self.recurrence.runs().len());
         unsafe {
             gated_delta_rule_backward_scan::launch_unchecked(
                 &self.client,
@@ -269,9 +279,11 @@ impl<'a> Pass<'a> {
                 self.inputs.initial_states.clone().into_buffer_arg(),
                 self.list(List::WindowStarts),
                 self.list(List::WindowLengths),
-                self.list(List::PathOffsets),
-                self.list(List::PathEntries),
+                self.run_list(RunList::Offsets),
+                self.run_list(RunList::Entries),
+                self.run_list(RunList::Siblings),
                 self.entries.clone().into_buffer_arg(),
+                self.entry_windows.clone().into_buffer_arg(),
                 rows,
                 key_heads,
                 value_heads,
@@ -283,7 +295,7 @@ impl<'a> Pass<'a> {
 
     fn reverse_scan(&self, level: &Range<usize>) {
         let [rows, key_heads, value_heads] = self.sizes();
-        let (config, cubes) = self.along_paths(level.len());
+        let (config, cubes) = self.along_runs(level.len());
         unsafe {
             gated_delta_rule_backward_reverse_scan::launch_unchecked(
                 &self.client,
@@ -299,13 +311,14 @@ impl<'a> Pass<'a> {
                 self.list(List::WindowStarts),
                 self.list(List::WindowLengths),
                 self.list(List::WindowSlots),
-                self.list(List::PathOffsets),
-                self.list(List::PathEntries),
-                self.list(List::SlotChildOffsets),
-                self.list(List::SlotChildren),
+                self.run_list(RunList::Offsets),
+                self.run_list(RunList::Entries),
+                self.run_list(RunList::Siblings),
+                self.run_list(RunList::SlotChildOffsets),
+                self.run_list(RunList::SlotChildren),
                 self.exits.clone().into_buffer_arg(),
                 self.has_exit.clone().into_buffer_arg(),
-                self.path_gradients.clone().into_buffer_arg(),
+                self.run_gradients.clone().into_buffer_arg(),
                 rows,
                 key_heads,
                 value_heads,
@@ -339,6 +352,7 @@ impl<'a> Pass<'a> {
                 self.list(List::SubtreeEnds),
                 self.list(List::WindowStarts),
                 self.list(List::WindowLengths),
+                self.entry_windows.clone().into_buffer_arg(),
                 self.has_exit.clone().into_buffer_arg(),
                 self.gradients.query.clone().into_buffer_arg(),
                 self.gradients.key.clone().into_buffer_arg(),
@@ -368,10 +382,10 @@ impl<'a> Pass<'a> {
                 &self.client,
                 count,
                 dim,
-                address_type(&[&self.path_gradients, gradient]),
-                self.path_gradients.clone().into_buffer_arg(),
-                self.list(List::InitialChildOffsets),
-                self.list(List::InitialChildren),
+                address_type(&[&self.run_gradients, gradient]),
+                self.run_gradients.clone().into_buffer_arg(),
+                self.run_list(RunList::InitialChildOffsets),
+                self.run_list(RunList::InitialChildren),
                 gradient.clone().into_buffer_arg(),
                 state,
                 total,

@@ -60,22 +60,46 @@ pub(super) fn multiply_parts<E: Float>(
     sum
 }
 
-/// The product (16 x 16) of `left` (16 x `dim`) with 16 rows of a tile; address of the first row,
-/// plus the lane's offset by columns.
+/// The products (two tiles each) of 16 rows of two tiles with 16 rows of a third; addresses of the
+/// first rows, plus the lane's offset by rows, by rows and by columns.
 #[cube]
-pub(super) fn multiply_operands<E: Float>(
-    left: &Array<Fragment>,
+pub(super) fn multiply_both<E: Float>(
+    first: u32,
+    second: u32,
     right: u32,
     #[comptime] dim: usize,
-) -> (Accumulator, Accumulator) {
-    let mut sums = Array::<Accumulator>::new(4usize);
-    clear(&mut sums, 4usize);
+) -> Array<Accumulator> {
+    let mut products = Array::<Accumulator>::new(4usize);
+    clear(&mut products, 4usize);
     #[unroll]
     for k in 0..comptime!(dim / 16) {
         let of_right = load_block(right, comptime!(k * 32), false);
-        add_product::<E>(&mut sums, comptime!(k % 2 * 2), left[k], of_right);
+        let of_first = load_block(first, comptime!(k * 32), false);
+        let of_second = load_block(second, comptime!(k * 32), false);
+        add_product::<E>(&mut products, 0usize, of_first, of_right);
+        add_product::<E>(&mut products, 2usize, of_second, of_right);
     }
-    (sums[0] + sums[2], sums[1] + sums[3])
+    products
+}
+
+/// As [`multiply_both`], the first 16 rows being held as left operands.
+#[cube]
+pub(super) fn multiply_both_operands<E: Float>(
+    first: &Array<Fragment>,
+    second: u32,
+    right: u32,
+    #[comptime] dim: usize,
+) -> Array<Accumulator> {
+    let mut products = Array::<Accumulator>::new(4usize);
+    clear(&mut products, 4usize);
+    #[unroll]
+    for k in 0..comptime!(dim / 16) {
+        let of_right = load_block(right, comptime!(k * 32), false);
+        let of_second = load_block(second, comptime!(k * 32), false);
+        add_product::<E>(&mut products, 0usize, first[k], of_right);
+        add_product::<E>(&mut products, 2usize, of_second, of_right);
+    }
+    products
 }
 
 /// A 16 x 16 block of the transposed inverse times the decays: its rows are the lane's `row` and the

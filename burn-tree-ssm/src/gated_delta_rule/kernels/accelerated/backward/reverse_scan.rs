@@ -1,4 +1,4 @@
-//! The gradients of the states along paths, from their ends.
+//! The gradients of the states along runs, from their ends.
 
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -106,22 +106,22 @@ fn copy_window(
     );
 }
 
-/// Along each path from its end, with `dS` the gradient of the state after a window and `dH` of that
+/// Along each run from its end, with `dS` the gradient of the state after a window and `dH` of that
 /// before it:
 /// `dU = grad_u + diag(decay to the last token) K dS`, in place of `grad_u`, and
 /// `dH = e^G_last dS + (e^G scale Q)^T dO - W^T dU`.
 ///
 /// * `exits` `[W, HV, DV, DK]`: every window's `dS`, rounded and transposed; not set where it is
-///   0 because a path ends without a slot: `has_exit` `[W]` says so
-/// * `path_gradients` `[P, HV, DK, DV]`: `dH` of each path's first window, where the path has an
-///   entry
-/// * to the `dS` of a window with a slot are added the `path_gradients` of the slot's children
+///   0 because its path ends without a slot: `has_exit` `[W]` says so
+/// * `run_gradients` `[Q, HV, DK, DV]`: `dH` of each run's first window, or the sum over siblings,
+///   where the run has an entry
+/// * to the `dS` of a window with a slot are added the `run_gradients` of the slot's children
 ///   (`slot_children`, by `slot_child_offsets`), in their order, which earlier launches wrote, and
 ///   the gradient of the slot's state if it was requested (`grad_states` `[X, HV, DK, DV]`, the
 ///   first `requested` slots)
 ///
-/// Cubes: x = the slices of value columns of the first head of path `first_path`, of the next head,
-/// .., of the next path.
+/// Cubes: x = the slices of value columns of the first head of run `first_run`, of the next head,
+/// .., of the next run.
 #[cube(launch_unchecked)]
 pub(crate) fn gated_delta_rule_backward_reverse_scan<E: Float>(
     query: &[E],
@@ -134,18 +134,19 @@ pub(crate) fn gated_delta_rule_backward_reverse_scan<E: Float>(
     window_starts: &[u32],
     window_lengths: &[u32],
     window_slots: &[u32],
-    path_offsets: &[u32],
-    path_entries: &[u32],
+    run_offsets: &[u32],
+    run_entries: &[u32],
+    run_siblings: &[u32],
     slot_child_offsets: &[u32],
     slot_children: &[u32],
     exits: &mut [Vector<u32, Const<4>>],
     has_exit: &mut [u32],
-    path_gradients: &mut [f32],
+    run_gradients: &mut [f32],
     rows: u32,
     key_heads: u32,
     value_heads: u32,
     scale: f32,
-    first_path: u32,
+    first_run: u32,
     requested: u32,
     #[comptime] config: PathConfig,
     #[define(E)] _dtype: ElemType,
@@ -156,9 +157,9 @@ pub(crate) fn gated_delta_rule_backward_reverse_scan<E: Float>(
     let slices = comptime!(config.slices() as u32);
     let slice = CUBE_POS_X % slices;
     let head = CUBE_POS_X / slices % value_heads;
-    let path = first_path + CUBE_POS_X / slices / value_heads;
-    let first = path_offsets[path as usize];
-    let end = path_offsets[path as usize + 1];
+    let run = first_run + CUBE_POS_X / slices / value_heads;
+    let first = run_offsets[run as usize];
+    let end = run_offsets[run as usize + 1];
 
     let lane = UNIT_POS_X % 32;
     let plane = UNIT_POS_X / 32;
@@ -187,7 +188,8 @@ pub(crate) fn gated_delta_rule_backward_reverse_scan<E: Float>(
         value_row_bytes: row_bytes(value_heads, value_dim),
         part: u64::cast_from(value_heads) * u64::cast_from(rows) * 4,
     };
-    let gradients_of_paths = output_address(path_gradients);
+    let gradients_of_runs = output_address(run_gradients);
+    let siblings = run_siblings[run as usize] == 1;
     let windows = end - first;
     let copies = UNIT_POS_X >= comptime!(config.copying() as u32);
     let unit = UNIT_POS_X % comptime!(config.copying() as u32);
@@ -256,7 +258,7 @@ pub(crate) fn gated_delta_rule_backward_reverse_scan<E: Float>(
                 for child in children..slot_child_offsets[of_state as usize + 1] {
                     let number = slot_children[child as usize];
                     let from = state_address(
-                        gradients_of_paths,
+                        gradients_of_runs,
                         number,
                         head,
                         value_heads,
@@ -276,7 +278,7 @@ pub(crate) fn gated_delta_rule_backward_reverse_scan<E: Float>(
 
             let mut product = Array::<Accumulator>::new(comptime!(2 * TILES));
             clear(&mut product, comptime!(2 * TILES));
-            let exit = step > 0 || of_state != NO_SLOT;
+            let exit = (step > 0 && !siblings) || of_state != NO_SLOT;
             if UNIT_POS_X == 0 && slice == 0 && head == 0 {
                 has_exit[window as usize] = u32::cast_from(exit);
             }
@@ -326,8 +328,11 @@ pub(crate) fn gated_delta_rule_backward_reverse_scan<E: Float>(
                 length,
                 config,
             );
-            let decay = load_number(decays + (length - 1) * 4, 0usize);
-            scale_state(&mut state, decay, config);
+            // The gradients of siblings' entry add up.
+            if !siblings {
+                let decay = load_number(decays + (length - 1) * 4, 0usize);
+                scale_state(&mut state, decay, config);
+            }
             add_to_state::<E>(&mut state, &of_outputs, queries + by_rows, config);
             add_to_state::<E>(&mut state, &negative, weights + by_rows, config);
         }
@@ -337,10 +342,10 @@ pub(crate) fn gated_delta_rule_backward_reverse_scan<E: Float>(
         }
     }
     wait_copies(0usize);
-    if !copies && path_entries[path as usize] != NO_ENTRY {
+    if !copies && run_entries[run as usize] != NO_ENTRY {
         let to = state_address(
-            gradients_of_paths,
-            path,
+            gradients_of_runs,
+            run,
             head,
             value_heads,
             column,

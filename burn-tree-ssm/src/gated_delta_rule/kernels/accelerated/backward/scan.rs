@@ -1,4 +1,4 @@
-//! The states along paths, recomputed: all slots are known, so that one launch does all paths.
+//! The states along runs, recomputed: all slots are known, so that one launch does all runs.
 
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -83,16 +83,17 @@ fn copy_window(
     );
 }
 
-/// Along each path, `U = U0 - W H` in place of `U0` in `u`, with `H` the state before a window;
+/// Along each run, `U = U0 - W H` in place of `U0` in `u`, with `H` the state before a window;
 /// `H = e^G_last H + K^T diag(decay to the last token) U` after it.
 ///
 /// * `key` `[R, HK, DK]`; `w`, `u` and `decays`: of
 ///   [`gated_delta_rule_backward_local`](super::local::gated_delta_rule_backward_local)
-/// * `states` `[S, HV, DK, DV]`, `initial_states` `[G, HV, DK, DV]`: what paths start from
-/// * `entries` `[W, HV, DV, DK]`: every window's `H`, rounded and transposed
+/// * `states` `[S, HV, DK, DV]`, `initial_states` `[G, HV, DK, DV]`: what runs start from
+/// * `entries` `[W, HV, DV, DK]`: `H`, rounded and transposed, of the windows that `entry_windows`
+///   `[W]` names for all windows: siblings share the first one's
 ///
-/// Cubes: x = the slices of value columns of the first head of the first path, of the next head, ..,
-/// of the next path.
+/// Cubes: x = the slices of value columns of the first head of the first run, of the next head, ..,
+/// of the next run.
 #[cube(launch_unchecked)]
 pub(crate) fn gated_delta_rule_backward_scan<E: Float>(
     key: &[E],
@@ -103,9 +104,11 @@ pub(crate) fn gated_delta_rule_backward_scan<E: Float>(
     initial_states: &[f32],
     window_starts: &[u32],
     window_lengths: &[u32],
-    path_offsets: &[u32],
-    path_entries: &[u32],
+    run_offsets: &[u32],
+    run_entries: &[u32],
+    run_siblings: &[u32],
     entries: &mut [Vector<u32, Const<4>>],
+    entry_windows: &mut [u32],
     rows: u32,
     key_heads: u32,
     value_heads: u32,
@@ -118,10 +121,11 @@ pub(crate) fn gated_delta_rule_backward_scan<E: Float>(
     let slices = comptime!(config.slices() as u32);
     let slice = CUBE_POS_X % slices;
     let head = CUBE_POS_X / slices % value_heads;
-    let path = CUBE_POS_X / slices / value_heads;
-    let first = path_offsets[path as usize];
-    let end = path_offsets[path as usize + 1];
-    let entry = path_entries[path as usize];
+    let run = CUBE_POS_X / slices / value_heads;
+    let first = run_offsets[run as usize];
+    let end = run_offsets[run as usize + 1];
+    let entry = run_entries[run as usize];
+    let siblings = run_siblings[run as usize] == 1;
 
     let lane = UNIT_POS_X % 32;
     let plane = UNIT_POS_X / 32;
@@ -219,13 +223,19 @@ pub(crate) fn gated_delta_rule_backward_scan<E: Float>(
                 + u64::cast_from(head))
                 * comptime!(value_dim as u64)
                 + u64::cast_from(column);
-            write_rounded_state(
-                &rounded,
-                staging,
-                output_address(entries) + of_entry * entry_bytes,
-                lane,
-                config,
-            );
+            let own = window == first || !siblings;
+            if UNIT_POS_X == 0 && slice == 0 && head == 0 {
+                entry_windows[window as usize] = select(own, window, first);
+            }
+            if own {
+                write_rounded_state(
+                    &rounded,
+                    staging,
+                    output_address(entries) + of_entry * entry_bytes,
+                    lane,
+                    config,
+                );
+            }
 
             let mut product = Array::<Accumulator>::new(comptime!(2 * TILES));
             clear(&mut product, comptime!(2 * TILES));
@@ -254,9 +264,12 @@ pub(crate) fn gated_delta_rule_backward_scan<E: Float>(
                 length,
                 config,
             );
-            let decay = load_number(decays + (length - 1) * 4, 0usize);
-            scale_state(&mut state, decay, config);
-            add_to_state::<E>(&mut state, &decayed, keys + by_rows, config);
+            // Nobody reads the state after a run.
+            if !siblings && window + 1 < end {
+                let decay = load_number(decays + (length - 1) * 4, 0usize);
+                scale_state(&mut state, decay, config);
+                add_to_state::<E>(&mut state, &decayed, keys + by_rows, config);
+            }
         }
         slot += 1;
         if slot == stages {
