@@ -42,28 +42,35 @@ use local::gated_delta_rule_backward_local;
 use reverse_scan::gated_delta_rule_backward_reverse_scan;
 use scan::gated_delta_rule_backward_scan;
 
-/// Bytes of shared memory that a cube of the backward pass needs at most.
+/// Bytes of shared memory that a cube of the backward pass needs at least.
 pub(super) fn shared_bytes(key_dim: usize, value_dim: usize) -> usize {
     let window = WindowConfig { key_dim, value_dim };
-    let along_path = |path: PathConfig| path.scan_shared_bytes().max(path.reverse_shared_bytes());
     [
         window.local_shared_bytes(),
         window.gradients_shared_bytes(),
-        along_path(path_config(&window, false)),
-        along_path(path_config(&window, true)),
+        path_shared_bytes(path_config(&window, true, 2)),
+        path_shared_bytes(path_config(&window, false, 2)),
     ]
     .into_iter()
     .max()
     .unwrap_or(0)
 }
 
-/// Kernels along paths: with `few` paths, more cubes that share less.
-fn path_config(window: &WindowConfig, few: bool) -> PathConfig {
+/// The larger of the needs of both kernels along paths.
+fn path_shared_bytes(config: PathConfig) -> usize {
+    config
+        .scan_shared_bytes()
+        .max(config.reverse_shared_bytes())
+}
+
+/// The shape of the kernels along paths: planes in pairs make more cubes of the same work, which is
+/// better while `few` do not fill the device.
+fn path_config(window: &WindowConfig, few: bool, stages: usize) -> PathConfig {
     PathConfig {
         key_dim: window.key_dim,
         value_dim: window.value_dim,
         planes: if few { 2 } else { 4 },
-        stages: 2,
+        stages,
     }
 }
 
@@ -214,18 +221,18 @@ impl<'a> Pass<'a> {
         [dims.rows, dims.key_heads, dims.value_heads].map(|size| size as u32)
     }
 
-    /// The kernels along `runs` runs, and their cubes. Planes in pairs make more cubes of the same
-    /// work: better while they do not fill the device.
+    /// The kernels along `runs` runs, and their cubes.
     fn along_runs(&self, runs: usize) -> (PathConfig, CubeCount) {
-        let pairs = path_config(&self.window, true);
-        let processors = self
-            .client
-            .properties()
-            .hardware
-            .num_streaming_multiprocessors;
+        let hardware = &self.client.properties().hardware;
         let heads = runs * self.dims.value_heads;
-        let few = heads * pairs.slices() <= processors.map_or(0, |count| 2 * count as usize);
-        let config = path_config(&self.window, few);
+        let pairs = path_config(&self.window, true, 3);
+        let processors = hardware.num_streaming_multiprocessors.unwrap_or(0);
+        let few = heads * pairs.slices() <= 2 * processors as usize;
+        let config = match few {
+            // Few cubes have their processors to themselves.
+            true if path_shared_bytes(pairs) <= hardware.max_shared_memory_size => pairs,
+            _ => path_config(&self.window, few, 2),
+        };
         (config, cubes(heads * config.slices()))
     }
 

@@ -47,8 +47,8 @@ pub(in super::super) fn backward_kernels(
         dtype,
     );
     cases.push((name("local"), Box::new(kernel), "mma.sync"));
-    for few in [true, false] {
-        let path = path_config(&window, few);
+    for (few, stages) in [(true, 3), (true, 2), (false, 2)] {
+        let path = path_config(&window, few, stages);
         let kernel = GatedDeltaRuleBackwardScan::new(
             settings(path.units()),
             device.clone(),
@@ -72,7 +72,7 @@ pub(in super::super) fn backward_kernels(
             path,
             dtype,
         );
-        let of_scan = name(&format!("scan_{}", path.planes));
+        let of_scan = name(&format!("scan_{}_{stages}", path.planes));
         cases.push((of_scan, Box::new(kernel), "mma.sync"));
         let kernel = GatedDeltaRuleBackwardReverseScan::new(
             settings(path.units()),
@@ -105,7 +105,7 @@ pub(in super::super) fn backward_kernels(
             path,
             dtype,
         );
-        let of_reverse = name(&format!("reverse_scan_{}", path.planes));
+        let of_reverse = name(&format!("reverse_scan_{}_{stages}", path.planes));
         cases.push((of_reverse, Box::new(kernel), "mma.sync"));
     }
     let kernel = GatedDeltaRuleBackwardGradients::new(
