@@ -6,6 +6,7 @@ pub mod device;
 pub mod equality;
 pub mod fixture;
 pub mod forest;
+pub mod gated_delta_rule;
 pub mod logits;
 pub mod models;
 pub mod numbers;

@@ -2,5 +2,6 @@
 //! separate sequences.
 
 pub mod attention;
+pub mod delta_rule;
 pub mod loss;
 pub mod trie;

@@ -1,6 +1,7 @@
-//! Packed against separate sequences: the operation, models, and several optimizer steps.
+//! Packed against separate sequences: the operations, models, and several optimizer steps.
 
 mod attention;
+mod gated_delta_rule;
 mod model;
 mod noticed;
 mod optimizers;
