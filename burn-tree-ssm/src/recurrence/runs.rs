@@ -128,8 +128,8 @@ mod tests {
                 layout.subtree_ends.push((start + length) as u32);
             }
             layout.segments.push(Segment {
-                start,
-                end: start + length,
+                start: start as u32,
+                end: (start + length) as u32,
                 parent: Some(0),
             });
         }
@@ -145,20 +145,20 @@ mod tests {
         let last = rows as u32 - 1;
         let recurrence = TreeRecurrence::from_layouts(&[layout], rows);
         let runs = Runs::build(&recurrence);
-        // The prompt with the long answer; eight answers; two.
-        assert_eq!(runs.offsets, [0, 3, 11, 13]);
-        assert_eq!(runs.entries, [-1, 0, 0]);
-        assert_eq!(runs.siblings, [0, 1, 1]);
-        assert_eq!(runs.levels(), [0..1, 1..3]);
-        assert_eq!(runs.slot_child_offsets, [0, 2]);
-        assert_eq!(runs.slot_children, [1, 2]);
+        // The prompt; the long answer; eight short ones; two.
+        assert_eq!(runs.offsets, [0, 1, 3, 11, 13]);
+        assert_eq!(runs.entries, [-1, 0, 0, 0]);
+        assert_eq!(runs.siblings, [0, 0, 1, 1]);
+        assert_eq!(runs.levels(), [0..1, 1..4]);
+        assert_eq!(runs.slot_child_offsets, [0, 3]);
+        assert_eq!(runs.slot_children, [1, 2, 3]);
 
         // An answer whose state is asked for has a run of its own.
         let recurrence = recurrence.with_requested_rows(&[last]);
         let runs = Runs::build(&recurrence);
-        assert_eq!(runs.offsets, [0, 3, 11, 12, 13]);
-        assert_eq!(runs.siblings, [0, 1, 0, 0]);
-        assert_eq!(runs.slot_child_offsets, [0, 0, 3]);
-        assert_eq!(runs.slot_children, [1, 2, 3]);
+        assert_eq!(runs.offsets, [0, 1, 3, 11, 12, 13]);
+        assert_eq!(runs.siblings, [0, 0, 1, 0, 0]);
+        assert_eq!(runs.slot_child_offsets, [0, 0, 4]);
+        assert_eq!(runs.slot_children, [1, 2, 3, 4]);
     }
 }
