@@ -1,0 +1,26 @@
+//! Translates the kernels to CUDA C++, for devices that need not be there. If the environment
+//! variable `BURN_TREE_SSM_SOURCES` names a folder, the sources are written there, for
+//! `nvcc -cubin -Xptxas -v` to tell registers and spills.
+
+use tree_training_cube::translation::{BF16, F16, Target, assert_translate};
+
+use super::backward::transpiled::backward_kernels;
+use super::forward::transpiled::forward_kernels;
+use super::*;
+
+#[test]
+fn kernels_translate_to_cuda() {
+    let target = Target::hopper();
+    let mut cases = Vec::new();
+    for (key_dim, value_dim) in [(64, 64), (64, 128), (128, 64), (128, 128)] {
+        let dims = Dims::of_shapes([1, 8, 2, key_dim], [1, 8, 4, value_dim]);
+        let available = check_available(&target.device, DType::BF16, &dims, ROWS);
+        assert_eq!(available, Ok(()));
+        for dtype in [BF16, F16] {
+            cases.extend(forward_kernels(&target, key_dim, value_dim, dtype));
+            cases.extend(backward_kernels(&target, key_dim, value_dim, dtype));
+        }
+    }
+    let folder = std::env::var_os("BURN_TREE_SSM_SOURCES").map(Into::into);
+    assert_translate(cases, folder);
+}
