@@ -1,14 +1,20 @@
 //! CubeCL runtimes: kernels for f32, f16 and bf16; other dtypes, and shapes too large for them, take
 //! the bodies from primitives.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
+use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn_cubecl::CubeBackend;
 use tree_training_cube::has_kernels;
 
 use crate::causal_conv1d::{self, ConvolutionSettings};
-use crate::{ConvolutionPlan, TreeSsmOps, decay_gate, gated_rms_norm, l2_norm};
+use crate::gated_delta_rule::kernels::{self, Dims, Implementation};
+use crate::gated_delta_rule::{self, GatedDeltaRuleSettings, Inputs, Saved};
+use crate::{
+    ConvolutionPlan, TreeRecurrence, TreeSsmOps, decay_gate, gated_rms_norm, l2_norm,
+};
 
 /// Tells who asks (target `burn_tree_ssm`, level debug) which implementation of an operation runs.
 fn announce(op: &'static str, implementation: &'static str) {
@@ -29,6 +35,94 @@ macro_rules! kernel_if {
 }
 
 impl TreeSsmOps for CubeBackend {
+    fn gated_delta_rule(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        log_decay: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        initial_states: FloatTensor<Self>,
+        recurrence: TreeRecurrence,
+        settings: GatedDeltaRuleSettings,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let inputs = Inputs {
+            query,
+            key,
+            value,
+            log_decay,
+            beta,
+            initial_states,
+        };
+        match implementation(&inputs, settings) {
+            Some(implementation) => {
+                let it = kernels::forward(implementation, inputs, &recurrence, settings.scale);
+                (it.output, it.states, it.inverse)
+            }
+            None => {
+                kernels::launched("generic", "forward");
+                gated_delta_rule::generic::forward::<Self>(inputs, &recurrence, settings)
+            }
+        }
+    }
+
+    fn gated_delta_rule_backward(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        log_decay: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        initial_states: FloatTensor<Self>,
+        states: FloatTensor<Self>,
+        inverse: FloatTensor<Self>,
+        grad_output: FloatTensor<Self>,
+        grad_states: FloatTensor<Self>,
+        recurrence: TreeRecurrence,
+        settings: GatedDeltaRuleSettings,
+    ) -> (
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+    ) {
+        let inputs = Inputs {
+            query,
+            key,
+            value,
+            log_decay,
+            beta,
+            initial_states,
+        };
+        let saved = Saved { states, inverse };
+        match implementation(&inputs, settings) {
+            Some(implementation) => {
+                let it = kernels::backward(
+                    implementation,
+                    inputs,
+                    saved,
+                    grad_output,
+                    grad_states,
+                    &recurrence,
+                    settings.scale,
+                );
+                let gates = (it.log_decay, it.beta, it.initial_states);
+                (it.query, it.key, it.value, gates.0, gates.1, gates.2)
+            }
+            None => {
+                kernels::launched("generic", "backward");
+                gated_delta_rule::generic::backward::<Self>(
+                    inputs,
+                    saved,
+                    grad_output,
+                    grad_states,
+                    &recurrence,
+                    settings,
+                )
+            }
+        }
+    }
+
     fn causal_conv1d(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -138,4 +232,24 @@ impl TreeSsmOps for CubeBackend {
             gated_rms_norm::backward(x, gate, weight, grad, epsilon)
         )
     }
+}
+
+/// What runs on the tensors' device; `None` for the generic bodies, with a warning unless they are
+/// asked for. (The public function refused what was asked for and cannot run.)
+fn implementation(
+    inputs: &Inputs<FloatTensor<CubeBackend>>,
+    settings: GatedDeltaRuleSettings,
+) -> Option<Implementation> {
+    let value = &inputs.value;
+    let dims = Dims::new(&inputs.query, value);
+    kernels::select(settings.implementation, &value.device, value.dtype(), &dims).unwrap_or_else(
+        |reason| {
+            fall_back(reason);
+            None
+        },
+    )
+}
+
+fn fall_back(reason: impl Display) {
+    tracing::warn!(target: "burn_tree_ssm", "gated delta rule from generic operations: {reason}");
 }

@@ -28,7 +28,7 @@ pub(super) fn check(
     check_dtypes(arguments)?;
     check_devices(arguments)?;
     let settings = resolve(options, arguments.query.dims()[3])?;
-    check_implementation(settings.implementation, arguments.value)?;
+    check_implementation(settings.implementation, arguments.query, arguments.value)?;
     Ok(settings)
 }
 
@@ -199,16 +199,29 @@ fn resolve(
 }
 
 /// Refuses a requested implementation that the device does not run.
+#[allow(unused_variables, reason = "there may be no kernels")]
 fn check_implementation(
     requested: GatedDeltaRuleImplementation,
+    query: &Tensor<4>,
     value: &Tensor<4>,
 ) -> Result<(), GatedDeltaRuleError> {
     use GatedDeltaRuleImplementation::{Automatic, Generic};
     if matches!(requested, Automatic | Generic) {
         return Ok(());
     }
-    Err(GatedDeltaRuleError::Implementation {
-        requested,
-        reason: format!("there are no kernels for {:?}", value.device()),
-    })
+    let device = value.device().inner();
+    let reason = match device.as_dispatch() {
+        #[cfg(feature = "cubecl-backend")]
+        burn::backend::DispatchDevice::Cube(device) => {
+            use super::kernels::{Dims, select};
+            let dims = Dims::of_shapes(query.dims(), value.dims());
+            match select(requested, device, value.dtype(), &dims) {
+                Ok(_) => return Ok(()),
+                Err(reason) => reason.to_string(),
+            }
+        }
+        #[allow(unreachable_patterns, reason = "there may be no other backend")]
+        _ => format!("there are no kernels for {device:?}"),
+    };
+    Err(GatedDeltaRuleError::Implementation { requested, reason })
 }

@@ -7,6 +7,8 @@ mod autodiff;
 mod check;
 mod error;
 pub(crate) mod generic;
+#[cfg(feature = "cubecl-backend")]
+pub(crate) mod kernels;
 pub mod reference;
 
 use burn::backend::Dispatch;
@@ -212,6 +214,21 @@ pub(crate) struct Inputs<T> {
     pub(crate) beta: T,
     /// `[max(G, 1), HV, DK, DV]`
     pub(crate) initial_states: T,
+}
+
+#[cfg(feature = "cubecl-backend")]
+impl<T> Inputs<T> {
+    /// The result of a function for each tensor.
+    pub(crate) fn map<U>(self, function: impl Fn(T) -> U) -> Inputs<U> {
+        Inputs {
+            query: function(self.query),
+            key: function(self.key),
+            value: function(self.value),
+            log_decay: function(self.log_decay),
+            beta: function(self.beta),
+            initial_states: function(self.initial_states),
+        }
+    }
 }
 
 /// What the forward pass keeps for the backward pass.

@@ -312,6 +312,13 @@ impl TreeRecurrence {
         self.0.tree.is_padding(row)
     }
 
+    /// Whether there is padding.
+    #[cfg(feature = "cubecl-backend")]
+    pub(crate) fn has_padding(&self) -> bool {
+        let layouts = &self.0.tree.layouts;
+        layouts.iter().map(Range::len).sum::<usize>() < self.rows()
+    }
+
     /// First rows of the trees, ascending.
     pub fn roots(&self) -> &[u32] {
         &self.0.tree.roots

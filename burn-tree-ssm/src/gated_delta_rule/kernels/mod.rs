@@ -1,0 +1,159 @@
+//! The gated delta rule on CubeCL devices: which implementation runs, and with what.
+
+// Forms that the language of kernels lacks.
+#![allow(clippy::assign_op_pattern, clippy::manual_is_multiple_of)]
+
+pub(crate) mod portable;
+
+use burn::backend::TensorMetadata;
+use burn::tensor::DType;
+use burn_cubecl::CubeDevice;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use thiserror::Error;
+
+use super::{GatedDeltaRuleImplementation, Inputs, Saved};
+use crate::TreeRecurrence;
+
+/// Sizes of one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Dims {
+    /// With padding.
+    pub rows: usize,
+    pub key_heads: usize,
+    pub value_heads: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
+}
+
+impl Dims {
+    /// Of `query [R, HK, DK]` and `value [R, HV, DV]`.
+    pub(crate) fn new(query: &CubeTensor, value: &CubeTensor) -> Self {
+        let [rows, key_heads, key_dim] = query.shape().dims();
+        let [_, value_heads, value_dim] = value.shape().dims();
+        Self::of_shapes(
+            [1, rows, key_heads, key_dim],
+            [1, rows, value_heads, value_dim],
+        )
+    }
+
+    /// Of `query [B, N, HK, DK]` and `value [B, N, HV, DV]`.
+    pub(crate) fn of_shapes(query: [usize; 4], value: [usize; 4]) -> Self {
+        Self {
+            rows: query[0] * query[1],
+            key_heads: query[2],
+            value_heads: value[2],
+            key_dim: query[3],
+            value_dim: value[3],
+        }
+    }
+}
+
+/// What the forward pass returns, as [`TreeSsmOps::gated_delta_rule`](crate::TreeSsmOps).
+pub(crate) struct Outputs {
+    pub output: CubeTensor,
+    pub states: CubeTensor,
+    pub inverse: CubeTensor,
+}
+
+/// What the backward pass returns, as
+/// [`TreeSsmOps::gated_delta_rule_backward`](crate::TreeSsmOps).
+pub(crate) struct Gradients {
+    pub query: CubeTensor,
+    pub key: CubeTensor,
+    pub value: CubeTensor,
+    pub log_decay: CubeTensor,
+    pub beta: CubeTensor,
+    pub initial_states: CubeTensor,
+}
+
+/// Why an implementation cannot run.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{0}")]
+pub(crate) struct Unavailable(pub String);
+
+/// What is written in CubeCL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Implementation {
+    Portable,
+}
+
+impl Implementation {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+        }
+    }
+
+    fn check(self, device: &CubeDevice, dtype: DType, dims: &Dims) -> Result<(), Unavailable> {
+        let client = device.client();
+        match self {
+            Self::Portable => portable::check_available(client.properties(), dtype, dims),
+        }
+    }
+}
+
+/// The implementation that runs a call on a device; `None` for the generic bodies, if they are
+/// asked for.
+///
+/// # Errors
+/// If what is asked for cannot run; if nothing is asked for, no implementation can.
+pub(crate) fn select(
+    requested: GatedDeltaRuleImplementation,
+    device: &CubeDevice,
+    dtype: DType,
+    dims: &Dims,
+) -> Result<Option<Implementation>, Unavailable> {
+    use GatedDeltaRuleImplementation::{Accelerated, Automatic, Generic, Portable};
+    let check = |it: Implementation| it.check(device, dtype, dims).map(|()| Some(it));
+    match requested {
+        Generic => Ok(None),
+        Automatic | Portable => check(Implementation::Portable),
+        Accelerated => Err(Unavailable(
+            "there are no kernels with matrix instructions".into(),
+        )),
+    }
+}
+
+/// The forward pass.
+pub(crate) fn forward(
+    implementation: Implementation,
+    inputs: Inputs<CubeTensor>,
+    recurrence: &TreeRecurrence,
+    scale: f64,
+) -> Outputs {
+    let inputs = inputs.map(into_contiguous);
+    launched(implementation.name(), "forward");
+    match implementation {
+        Implementation::Portable => portable::forward(inputs, recurrence, scale),
+    }
+}
+
+/// The backward pass.
+pub(crate) fn backward(
+    implementation: Implementation,
+    inputs: Inputs<CubeTensor>,
+    saved: Saved<CubeTensor>,
+    grad_output: CubeTensor,
+    grad_states: CubeTensor,
+    recurrence: &TreeRecurrence,
+    scale: f64,
+) -> Gradients {
+    let inputs = inputs.map(into_contiguous);
+    let saved = Saved {
+        states: into_contiguous(saved.states),
+        inverse: into_contiguous(saved.inverse),
+    };
+    let [grad_output, grad_states] = [grad_output, grad_states].map(into_contiguous);
+    launched(implementation.name(), "backward");
+    match implementation {
+        Implementation::Portable => {
+            portable::backward(inputs, saved, grad_output, grad_states, recurrence, scale)
+        }
+    }
+}
+
+/// Tells subscribers which implementation runs.
+pub(crate) fn launched(implementation: &'static str, pass: &'static str) {
+    tracing::debug!(target: "burn_tree_ssm", op = "gated_delta_rule", implementation, pass);
+}

@@ -1,0 +1,343 @@
+//! The backward pass.
+
+use std::ops::Range;
+
+use burn::backend::TensorMetadata;
+use burn::tensor::{DType, Shape};
+use burn_cubecl::tensor::CubeTensor;
+use tree_training_cube::{address_type, cubes, empty, units};
+
+use super::super::tile::TILE;
+use super::super::{backward, forward, gradients, scan};
+use super::Call;
+use crate::gated_delta_rule::Inputs;
+use crate::recurrence::device::RecurrenceList;
+
+impl Call<'_> {
+    /// What outputs add to the gradients of updates, `[R, HV, DV]`.
+    pub(crate) fn update_gradients(
+        &self,
+        inputs: &Inputs<CubeTensor>,
+        grad_output: &CubeTensor,
+        gates: &CubeTensor,
+    ) -> CubeTensor {
+        let grad_updates = self.value_rows(inputs.value.dtype);
+        let items = self.window_heads();
+        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
+        unsafe {
+            backward::update_gradients::launch_unchecked(
+                &self.client,
+                count,
+                dim,
+                address_type(&[&inputs.query, grad_output, gates]),
+                inputs.query.clone().into_buffer_arg(),
+                inputs.key.clone().into_buffer_arg(),
+                grad_output.clone().into_buffer_arg(),
+                gates.clone().into_buffer_arg(),
+                self.schedule.buffer(),
+                grad_updates.clone().into_buffer_arg(),
+                self.problem(items, 0),
+                self.scale,
+                self.stored,
+            );
+        }
+        grad_updates
+    }
+
+    /// What windows add to the gradients of the states before them, `[W, HV, DK, DV]`.
+    pub(crate) fn state_gradients(
+        &self,
+        inputs: &Inputs<CubeTensor>,
+        w: &CubeTensor,
+        grad_output: &CubeTensor,
+        grad_updates: &CubeTensor,
+        gates: &CubeTensor,
+    ) -> CubeTensor {
+        let window_grads = self.empty_window_states();
+        let items = self.window_heads() * self.dims.value_dim.div_ceil(TILE);
+        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
+        unsafe {
+            backward::state_gradients::launch_unchecked(
+                &self.client,
+                count,
+                dim,
+                address_type(&[&inputs.query, w, grad_output, gates, &window_grads]),
+                inputs.query.clone().into_buffer_arg(),
+                w.clone().into_buffer_arg(),
+                grad_output.clone().into_buffer_arg(),
+                grad_updates.clone().into_buffer_arg(),
+                gates.clone().into_buffer_arg(),
+                self.schedule.buffer(),
+                window_grads.clone().into_buffer_arg(),
+                self.problem(items, 0),
+                self.scale,
+                self.key_tiles(),
+                self.stored,
+            );
+        }
+        window_grads
+    }
+
+    /// `[X + P, HV, DK, DV]`: the gradients of requested states, and room for those of the states
+    /// before each path.
+    pub(crate) fn state_grads(&self, grad_states: CubeTensor) -> CubeTensor {
+        let requested = self.recurrence.requested_rows().len();
+        let state_grads = self.empty_states(requested + self.recurrence.n_paths(), DType::F32);
+        if requested > 0 {
+            let total = grad_states.shape().num_elements();
+            let (count, dim) = units(&self.client, total);
+            // SAFETY: there are `total` numbers in both.
+            unsafe {
+                backward::copy::launch_unchecked(
+                    &self.client,
+                    count,
+                    dim,
+                    address_type(&[&state_grads]),
+                    grad_states.into_buffer_arg(),
+                    state_grads.clone().into_buffer_arg(),
+                    total,
+                );
+            }
+        }
+        state_grads
+    }
+
+    /// Gradients of the states of the paths `paths`; `grad_updates` and `window_grads` are
+    /// completed in place.
+    pub(crate) fn scan_backward(
+        &self,
+        key: &CubeTensor,
+        [w, grad_updates, gates]: [&CubeTensor; 3],
+        window_grads: &CubeTensor,
+        state_grads: &CubeTensor,
+        paths: Range<usize>,
+    ) {
+        let items = self.path_tiles(&paths);
+        let (count, dim) = cubes(&self.client, items, scan::UNITS);
+        // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
+        unsafe {
+            scan::scan_backward::launch_unchecked(
+                &self.client,
+                count,
+                dim,
+                address_type(&[key, w, grad_updates, gates, window_grads, state_grads]),
+                key.clone().into_buffer_arg(),
+                w.clone().into_buffer_arg(),
+                grad_updates.clone().into_buffer_arg(),
+                gates.clone().into_buffer_arg(),
+                self.schedule.buffer(),
+                window_grads.clone().into_buffer_arg(),
+                state_grads.clone().into_buffer_arg(),
+                self.problem(items, paths.start),
+                self.key_tiles(),
+                self.stored,
+            );
+        }
+    }
+
+    /// Gradients of the values, `[R, HV, DV]`; `grad_updates` become `X`.
+    pub(crate) fn value_gradients(
+        &self,
+        inputs: &Inputs<CubeTensor>,
+        inverse: &CubeTensor,
+        grad_updates: &CubeTensor,
+        gates: &CubeTensor,
+    ) -> CubeTensor {
+        let grad_value = self.value_rows(inputs.value.dtype);
+        self.clear_padding(&grad_value);
+        let items = self.window_heads();
+        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
+        unsafe {
+            gradients::value_gradients::launch_unchecked(
+                &self.client,
+                count,
+                dim,
+                address_type(&[&inputs.value, inverse, gates, &grad_value]),
+                inputs.value.clone().into_buffer_arg(),
+                inverse.clone().into_buffer_arg(),
+                grad_updates.clone().into_buffer_arg(),
+                gates.clone().into_buffer_arg(),
+                self.schedule.buffer(),
+                grad_value.clone().into_buffer_arg(),
+                self.problem(items, 0),
+                self.stored,
+            );
+        }
+        grad_value
+    }
+
+    /// Gradients of the queries, `[R, HK, DK]`.
+    pub(crate) fn query_gradients(
+        &self,
+        inputs: &Inputs<CubeTensor>,
+        grad_output: &CubeTensor,
+        updates: &CubeTensor,
+        window_states: &CubeTensor,
+        gates: &CubeTensor,
+    ) -> CubeTensor {
+        let grad_query = self.key_rows(DType::F32);
+        let items = self.window_heads();
+        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
+        unsafe {
+            gradients::query_gradients::launch_unchecked(
+                &self.client,
+                count,
+                dim,
+                address_type(&[
+                    &inputs.query,
+                    grad_output,
+                    window_states,
+                    gates,
+                    &grad_query,
+                ]),
+                inputs.query.clone().into_buffer_arg(),
+                inputs.key.clone().into_buffer_arg(),
+                grad_output.clone().into_buffer_arg(),
+                updates.clone().into_buffer_arg(),
+                window_states.clone().into_buffer_arg(),
+                gates.clone().into_buffer_arg(),
+                self.schedule.buffer(),
+                grad_query.clone().into_buffer_arg(),
+                self.problem(items, 0),
+                self.scale,
+                self.stored,
+            );
+        }
+        self.sum_heads(grad_query, &inputs.query)
+    }
+
+    /// Gradients of the keys, `[R, HK, DK]`.
+    pub(crate) fn key_gradients(
+        &self,
+        inputs: &Inputs<CubeTensor>,
+        grad_output: &CubeTensor,
+        [updates, x, window_states, window_grads, gates]: [&CubeTensor; 5],
+    ) -> CubeTensor {
+        let grad_key = self.key_rows(DType::F32);
+        let items = self.window_heads();
+        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
+        unsafe {
+            gradients::key_gradients_of_pairs::launch_unchecked(
+                &self.client,
+                count,
+                dim,
+                address_type(&[&inputs.key, grad_output, gates, &grad_key]),
+                inputs.query.clone().into_buffer_arg(),
+                inputs.key.clone().into_buffer_arg(),
+                grad_output.clone().into_buffer_arg(),
+                updates.clone().into_buffer_arg(),
+                x.clone().into_buffer_arg(),
+                gates.clone().into_buffer_arg(),
+                self.schedule.buffer(),
+                grad_key.clone().into_buffer_arg(),
+                self.problem(items, 0),
+                self.scale,
+                self.stored,
+            );
+        }
+        let items = self.window_heads();
+        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
+        unsafe {
+            gradients::key_gradients_of_states::launch_unchecked(
+                &self.client,
+                count,
+                dim,
+                address_type(&[&inputs.key, updates, window_states, gates, &grad_key]),
+                inputs.key.clone().into_buffer_arg(),
+                updates.clone().into_buffer_arg(),
+                x.clone().into_buffer_arg(),
+                window_states.clone().into_buffer_arg(),
+                window_grads.clone().into_buffer_arg(),
+                gates.clone().into_buffer_arg(),
+                self.schedule.buffer(),
+                grad_key.clone().into_buffer_arg(),
+                self.problem(items, 0),
+                self.stored,
+            );
+        }
+        self.sum_heads(grad_key, &inputs.key)
+    }
+
+    /// The gradient of a tensor `[R, HK, DK]` from those of its value heads, `[R, HV, DK]`.
+    fn sum_heads(&self, per_head: CubeTensor, of: &CubeTensor) -> CubeTensor {
+        let sums = empty(of, of.shape(), of.dtype);
+        let total = of.shape().num_elements();
+        let (count, dim) = units(&self.client, total);
+        // SAFETY: each sum has its own numbers in `per_head`.
+        unsafe {
+            gradients::sum_heads::launch_unchecked(
+                &self.client,
+                count,
+                dim,
+                address_type(&[&per_head]),
+                per_head.into_buffer_arg(),
+                sums.clone().into_buffer_arg(),
+                self.dims.value_heads / self.dims.key_heads,
+                self.dims.key_dim,
+                total,
+                self.stored,
+            );
+        }
+        self.clear_padding(&sums);
+        sums
+    }
+
+    /// Gradients of log decay and beta, `[R, HV]`.
+    pub(crate) fn gate_gradients(&self, gates: &CubeTensor) -> (CubeTensor, CubeTensor) {
+        let [log_decay, beta] = [(); 2].map(|()| {
+            let shape = [self.dims.rows, self.dims.value_heads];
+            let gradient = empty(&self.near, shape, DType::F32);
+            self.clear_padding(&gradient);
+            gradient
+        });
+        let items = self.windows();
+        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
+        unsafe {
+            gradients::gate_gradients::launch_unchecked(
+                &self.client,
+                count,
+                dim,
+                address_type(&[gates]),
+                gates.clone().into_buffer_arg(),
+                self.schedule.buffer(),
+                log_decay.clone().into_buffer_arg(),
+                beta.clone().into_buffer_arg(),
+                self.problem(items, 0),
+            );
+        }
+        (log_decay, beta)
+    }
+
+    /// Gradients of the initial states, zero where no path starts.
+    pub(crate) fn initial_gradients(&self, state_grads: &CubeTensor, shape: &Shape) -> CubeTensor {
+        let gradient = empty(&self.near, shape.clone(), DType::F32);
+        let total = shape.num_elements();
+        let (count, dim) = units(&self.client, total);
+        // SAFETY: the lists of the schedule name paths, whose states are there.
+        unsafe {
+            gradients::initial_gradients::launch_unchecked(
+                &self.client,
+                count,
+                dim,
+                address_type(&[state_grads, &gradient]),
+                state_grads.clone().into_buffer_arg(),
+                self.schedule.buffer(),
+                gradient.clone().into_buffer_arg(),
+                self.schedule.start(RecurrenceList::InitialChildOffsets),
+                self.schedule.start(RecurrenceList::InitialChildren),
+                self.recurrence.n_initial_states() as u32,
+                self.recurrence.requested_rows().len() as u32,
+                total / shape[0],
+                total,
+            );
+        }
+        gradient
+    }
+}

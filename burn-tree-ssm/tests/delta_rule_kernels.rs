@@ -1,0 +1,474 @@
+//! The kernels of the gated delta rule, asked for one by one, on the device of `BURN_DEVICE` if
+//! that is one of CubeCL.
+#![cfg(all(feature = "cubecl-backend", feature = "flex"))]
+
+#[path = "support/delta_rule.rs"]
+mod delta_rule;
+#[path = "support/events.rs"]
+mod events;
+mod support;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::backend::DispatchDevice;
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
+use burn_tree_ssm::GatedDeltaRuleImplementation::{
+    self, Accelerated, Automatic, Generic, Portable,
+};
+use burn_tree_ssm::{
+    GatedDeltaRuleError, GatedDeltaRuleOptions, GatedDeltaRuleSettings, TreeRecurrence, TreeSsmOps,
+    try_tree_gated_delta_rule,
+};
+use cubecl::launched::LaunchedKernels;
+use proptest::prelude::*;
+use tree_training_devices::computes_in;
+
+use delta_rule::{Heads, Inputs, SLOW, STRONG};
+use events::Events;
+use support::{Batch, Forest, batches, device, n_cases, random, values};
+
+/// Tests run one after another, because one of them counts the kernels of the process.
+fn alone() -> MutexGuard<'static, ()> {
+    static KERNELS: Mutex<()> = Mutex::new(());
+    KERNELS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The device of `BURN_DEVICE`, if it is one of CubeCL.
+fn cube_device() -> Option<CubeDevice> {
+    match device().as_dispatch() {
+        DispatchDevice::Cube(device) => Some(device.clone()),
+        #[allow(unreachable_patterns, reason = "there may be no other backend")]
+        _ => None,
+    }
+}
+
+const fn heads(key_heads: usize, group: usize, key_dim: usize, value_dim: usize) -> Heads {
+    Heads {
+        key_heads,
+        group,
+        key_dim,
+        value_dim,
+    }
+}
+
+/// A dtype, and the largest relative errors of outputs and gradients, with their reasons.
+const DTYPES: [(DType, f64, f64); 3] = [
+    // The project's bar: the order of sums, and exponentials to about 2^-22.
+    (DType::F32, 1e-5, 2e-5),
+    // Between the kernels, operators, updates and states are rounded to 11 bits; gradients pass
+    // through about twice as many of them.
+    (DType::F16, 2e-3, 4e-3),
+    // The same with 8 bits.
+    (DType::BF16, 1.6e-2, 3.2e-2),
+];
+
+/// What runs these heads in `dtype` on the device, of the kernels.
+fn available(dtype: DType, heads: Heads) -> Vec<GatedDeltaRuleImplementation> {
+    let runs =
+        |&implementation: &GatedDeltaRuleImplementation| match call(heads, dtype, implementation) {
+            Ok(()) => true,
+            Err(GatedDeltaRuleError::Implementation { .. }) => false,
+            Err(error) => panic!("{error}"),
+        };
+    [Portable, Accelerated].into_iter().filter(runs).collect()
+}
+
+/// A call with one row of zeros.
+fn call(
+    heads: Heads,
+    dtype: DType,
+    implementation: GatedDeltaRuleImplementation,
+) -> Result<(), GatedDeltaRuleError> {
+    let (device, value_heads) = (device(), heads.key_heads * heads.group);
+    let recurrence = Batch::of(Forest(vec![(None, 1)]), 64).recurrence();
+    let zeros = |heads, width| Tensor::<4>::zeros([1, 1, heads, width], (&device, dtype));
+    let gates = || Tensor::<3>::zeros([1, 1, value_heads], (&device, DType::F32));
+    let result = try_tree_gated_delta_rule(
+        zeros(heads.key_heads, heads.key_dim),
+        zeros(heads.key_heads, heads.key_dim),
+        zeros(value_heads, heads.value_dim),
+        gates(),
+        gates(),
+        &recurrence,
+        None,
+        GatedDeltaRuleOptions {
+            implementation,
+            ..Default::default()
+        },
+    )?;
+    assert!(result.output.into_data().iter::<f32>().all(|it| it == 0.0));
+    Ok(())
+}
+
+/// Fills memory of the sizes of a call's tensors with NaN and gives it back, for the call to get.
+fn poison(recurrence: &TreeRecurrence, heads: Heads, dtype: DType) {
+    let Heads {
+        key_dim, value_dim, ..
+    } = heads;
+    let value_heads = heads.key_heads * heads.group;
+    let states = recurrence.n_windows().max(recurrence.n_slots()) + 2;
+    for (rows, width) in [
+        (recurrence.rows(), key_dim),
+        (recurrence.rows(), value_dim),
+        (recurrence.rows(), 64),
+        (recurrence.rows(), 4),
+        (states, key_dim * value_dim),
+    ] {
+        for dtype in [dtype, DType::F32] {
+            let shape = [rows * value_heads * width];
+            let nan = (0..2).map(|_| Tensor::<1>::full(shape, f32::NAN, (&device(), dtype)));
+            for tensor in nan.collect::<Vec<_>>() {
+                assert!(tensor.into_data().iter::<f32>().all(f32::is_nan));
+            }
+        }
+    }
+}
+
+/// Compares what the device has of the kernels with the definition.
+fn compare(recurrence: &TreeRecurrence, heads: Heads, decay: f64, dtypes: &[DType]) {
+    if cube_device().is_none() {
+        return;
+    }
+    for (dtype, forward, backward) in DTYPES {
+        if !computes_in(dtype) || !dtypes.contains(&dtype) {
+            continue;
+        }
+        let inputs = Inputs::random(recurrence, heads, decay, 7).rounded(dtype);
+        let expected = inputs.expected();
+        let implementations = available(dtype, heads);
+        assert!(implementations.contains(&Portable), "{dtype:?}, {heads:?}");
+        for implementation in implementations {
+            poison(recurrence, heads, dtype);
+            let found = inputs.found(&device(), dtype, implementation);
+            println!(
+                "{implementation:?} {dtype:?} {heads:?}: {}",
+                listed(found.errors(&expected))
+            );
+            found.assert_close(&expected, forward, backward);
+            found.assert_zero_padding(recurrence);
+            for (name, values) in [
+                ("output", values(&found.output)),
+                ("log_decay", values(&found.log_decay)),
+            ] {
+                assert!(values.iter().all(|it| it.is_finite()), "{name}");
+            }
+        }
+    }
+}
+
+type NamedErrors = Vec<(&'static str, f64)>;
+
+fn listed((mut outputs, gradients): (NamedErrors, NamedErrors)) -> String {
+    outputs.extend(gradients);
+    let texts = outputs
+        .iter()
+        .map(|(name, error)| format!("{name} {error:.1e}"));
+    texts.collect::<Vec<_>>().join(", ")
+}
+
+const ALL: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(n_cases(40)))]
+
+    #[test]
+    fn kernels_equal_the_definition(
+        batch in batches(10),
+        heads in prop::sample::select(vec![heads(1, 2, 8, 8), heads(2, 1, 9, 7), heads(1, 3, 4, 70)]),
+        decay in prop::sample::select(vec![SLOW, STRONG]),
+    ) {
+        let _alone = alone();
+        compare(&batch.recurrence(), heads, decay, &[DType::F32]);
+    }
+}
+
+/// Two trees, the first from an initial state: a fork, a bundle of short leaves, nodes of one
+/// token and of more than one and two windows, a tree of one token; two requested rows, padding.
+fn forked() -> TreeRecurrence {
+    let nodes = vec![
+        (None, 70),
+        (Some(0), 1),
+        (Some(1), 65),
+        (Some(1), 3),
+        (Some(1), 4),
+        (Some(0), 17),
+        (None, 1),
+    ];
+    let layout = Forest(nodes).layout();
+    let rows = layout.len();
+    TreeRecurrence::from_layouts(&[layout], rows + 3)
+        .with_initial_states(&[Some(0), None])
+        .with_requested_rows(&[80, 20])
+}
+
+/// Key dimensions of one to four tiles, and others than multiples of 16.
+#[test]
+fn head_dimensions() {
+    let _alone = alone();
+    for (key_dim, value_dim) in [(1, 1), (80, 80), (128, 33), (200, 20)] {
+        compare(
+            &forked(),
+            heads(1, 2, key_dim, value_dim),
+            SLOW,
+            &[DType::F32],
+        );
+    }
+}
+
+#[test]
+fn narrow_dtypes() {
+    let _alone = alone();
+    for decay in [SLOW, STRONG] {
+        compare(
+            &forked(),
+            heads(1, 2, 24, 40),
+            decay,
+            &[DType::F16, DType::BF16],
+        );
+    }
+}
+
+/// What to run first on another device: all dtypes, at the head dimension of models.
+#[test]
+#[ignore = "takes minutes on a processor"]
+fn chosen_few() {
+    let _alone = alone();
+    compare(&forked(), heads(1, 2, 128, 128), SLOW, &ALL);
+}
+
+/// A node of 130 rows at any number of rows of its windows.
+#[test]
+fn window_sizes() {
+    let _alone = alone();
+    for window_rows in [1, 2, 15, 16, 17, 33, 64] {
+        let forest = Forest(vec![(None, 130), (Some(0), 65), (Some(0), 2)]);
+        let recurrence = Batch::of(forest, window_rows).recurrence();
+        compare(&recurrence, heads(1, 1, 8, 8), SLOW, &[DType::F32]);
+    }
+}
+
+#[test]
+fn one_row() {
+    let _alone = alone();
+    let recurrence = Batch::of(Forest(vec![(None, 1)]), 64).recurrence();
+    compare(&recurrence, heads(1, 2, 8, 8), SLOW, &ALL);
+    let recurrence = recurrence
+        .with_initial_states(&[Some(0)])
+        .with_requested_rows(&[0]);
+    compare(&recurrence, heads(1, 2, 8, 8), SLOW, &ALL);
+}
+
+/// Without initial states, and with one for every other tree.
+#[test]
+fn many_tiny_trees() {
+    let _alone = alone();
+    let trees: Vec<_> = (0..300).map(|tree| (None, 1 + tree % 3)).collect();
+    let recurrence = Batch::of(Forest(trees), 64).recurrence();
+    compare(&recurrence, heads(1, 1, 8, 8), SLOW, &[DType::F32]);
+    let states: Vec<_> = (0..300)
+        .map(|tree| (tree % 2 == 0).then_some(tree / 2))
+        .collect();
+    let recurrence = recurrence.with_initial_states(&states);
+    compare(&recurrence, heads(1, 1, 8, 8), SLOW, &[DType::F32]);
+}
+
+/// The decay of a state of zeros changes nothing, so its gradient is zero, not a remainder of
+/// rounding.
+#[test]
+fn the_first_decay_of_a_tree_has_no_gradient() {
+    let _alone = alone();
+    if cube_device().is_none() {
+        return;
+    }
+    let recurrence = forked();
+    let inputs = Inputs::random(&recurrence, heads(1, 2, 8, 8), SLOW, 3).rounded(DType::F32);
+    let found = inputs.found(&device(), DType::F32, Portable);
+    let gradient = values(&found.log_decay);
+    let &[first, second] = recurrence.roots() else {
+        panic!("two trees");
+    };
+    let of_row = |row: u32| &gradient[2 * row as usize..2 * row as usize + 2];
+    assert!(of_row(first).iter().all(|&it| it != 0.0), "has a state");
+    assert_eq!(of_row(second), [0.0; 2]);
+}
+
+/// Rows of another branch and of another tree change nothing, not a bit.
+#[test]
+fn siblings_do_not_matter() {
+    let _alone = alone();
+    if cube_device().is_none() {
+        return;
+    }
+    let recurrence = forked();
+    let inputs = Inputs::random(&recurrence, heads(1, 1, 8, 8), SLOW, 3).rounded(DType::F32);
+    let before = values(&inputs.found(&device(), DType::F32, Portable).output);
+    for changed in [75usize, 140, 158] {
+        let mut other = inputs.clone();
+        other.key = other
+            .key
+            .slice_fill([0..1, changed..changed + 1, 0..1, 0..8], 0.25);
+        other.value = other
+            .value
+            .slice_fill([0..1, changed..changed + 1, 0..1, 0..8], 9.0);
+        let after = values(&other.found(&device(), DType::F32, Portable).output);
+        let below = changed..recurrence.subtree_ends()[changed] as usize;
+        for (at, (before, after)) in before.iter().zip(&after).enumerate() {
+            let row = at / 8;
+            if below.contains(&row) {
+                continue;
+            }
+            assert_eq!(
+                before.to_bits(),
+                after.to_bits(),
+                "row {row} with {changed}"
+            );
+        }
+        assert_ne!(before[changed * 8], after[changed * 8]);
+    }
+}
+
+/// The same call gives the same bits.
+#[test]
+fn results_repeat() {
+    let _alone = alone();
+    if cube_device().is_none() {
+        return;
+    }
+    let inputs = Inputs::random(&forked(), heads(2, 2, 16, 40), SLOW, 5).rounded(DType::F32);
+    let run = || inputs.found(&device(), DType::F32, Portable);
+    let (first, second) = (run(), run());
+    let (outputs, gradients) = first.errors(&second);
+    for (name, error) in outputs.into_iter().chain(gradients) {
+        assert_eq!(error, 0.0, "{name}");
+    }
+}
+
+#[test]
+fn an_implementation_that_cannot_run_is_refused() {
+    let _alone = alone();
+    // More than the kernels have registers for.
+    let wide = heads(1, 1, 1000, 2);
+    for implementation in [Automatic, Generic] {
+        call(wide, DType::F32, implementation).unwrap();
+    }
+    for implementation in [Portable, Accelerated] {
+        let error = call(wide, DType::F32, implementation).unwrap_err();
+        assert!(
+            matches!(&error, GatedDeltaRuleError::Implementation { requested, .. } if *requested == implementation),
+            "{error}"
+        );
+    }
+}
+
+/// Forward and backward pass without Fusion and autodiff.
+fn below_fusion(
+    recurrence: &TreeRecurrence,
+    heads: Heads,
+    implementation: GatedDeltaRuleImplementation,
+    device: &CubeDevice,
+) {
+    let value_heads = heads.key_heads * heads.group;
+    let rows = recurrence.rows();
+    let tensor = |shape: [usize; 4], seed| -> CubeTensor {
+        let data = random(shape, seed).into_data().convert_dtype(DType::F32);
+        CubeBackend::float_from_data(data, device)
+    };
+    let rows_of = |heads, width, seed| {
+        CubeBackend::float_reshape(
+            tensor([1, rows, heads, width], seed),
+            [rows, heads, width].into(),
+        )
+    };
+    let gate = |seed| {
+        CubeBackend::float_reshape(
+            tensor([1, 1, rows, value_heads], seed),
+            [rows, value_heads].into(),
+        )
+    };
+    let state_shape = |count: usize| [count.max(1), value_heads, heads.key_dim, heads.value_dim];
+    let query = rows_of(heads.key_heads, heads.key_dim, 1);
+    let key = rows_of(heads.key_heads, heads.key_dim, 2);
+    let value = rows_of(value_heads, heads.value_dim, 3);
+    let (log_decay, beta) = (gate(4), gate(5));
+    let initial_states = tensor(state_shape(recurrence.n_initial_states()), 6);
+    let settings = GatedDeltaRuleSettings {
+        scale: 0.25,
+        implementation,
+    };
+    let (output, states, inverse) = CubeBackend::gated_delta_rule(
+        query.clone(),
+        key.clone(),
+        value.clone(),
+        log_decay.clone(),
+        beta.clone(),
+        initial_states.clone(),
+        recurrence.clone(),
+        settings,
+    );
+    CubeBackend::gated_delta_rule_backward(
+        query,
+        key,
+        value,
+        log_decay,
+        beta,
+        initial_states,
+        states,
+        inverse,
+        output,
+        tensor(state_shape(recurrence.requested_rows().len()), 7),
+        recurrence.clone(),
+        settings,
+    );
+}
+
+#[test]
+fn the_implementation_asked_for_runs() {
+    let Some(device) = cube_device() else { return };
+    let _alone = alone();
+    for (implementation, name) in [(Generic, "generic"), (Portable, "portable")] {
+        let events = Events::default();
+        tracing::subscriber::with_default(events.clone(), || {
+            below_fusion(&forked(), heads(1, 2, 8, 8), implementation, &device);
+        });
+        let expected =
+            ["forward", "backward"].map(|pass| format!("gated_delta_rule {name} {pass}"));
+        assert_eq!(events.take(), expected);
+    }
+}
+
+/// Trees, windows, numbers of heads and, up to a tile of the key, head dimensions are run-time
+/// arguments.
+#[test]
+fn other_shapes_compile_no_other_kernels() {
+    let Some(device) = cube_device() else { return };
+    let _alone = alone();
+    let run = |recurrence: &TreeRecurrence, heads| {
+        below_fusion(recurrence, heads, Portable, &device);
+    };
+    let collection = LaunchedKernels::new();
+    run(&forked(), heads(1, 2, 8, 8));
+    let first = collection.finish();
+    let collection = LaunchedKernels::new();
+    for shape in 1..=30usize {
+        let nodes = (0..shape).map(|node| (node.checked_sub(1 + node % 2), 1 + node % 7));
+        let layout = Forest(nodes.collect()).layout();
+        let rows = layout.len() + shape % 2;
+        let recurrence = TreeRecurrence::from_layouts(&[layout], rows)
+            .with_window_rows(1 + shape * 7 % 64)
+            .with_requested_rows(&[0][..shape % 2]);
+        run(
+            &recurrence,
+            heads(1 + shape % 2, 1 + shape % 3, 1 + shape, 2 * shape),
+        );
+    }
+    let others = collection.finish();
+    assert!(!first.is_empty());
+    assert_eq!(
+        others.difference(&first).count(),
+        0,
+        "of {} kernels",
+        first.len()
+    );
+}
