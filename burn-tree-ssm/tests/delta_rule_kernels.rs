@@ -23,11 +23,12 @@ use burn_tree_ssm::{
 };
 use cubecl::launched::LaunchedKernels;
 use proptest::prelude::*;
+use tree_pack::TreeLayout;
 use tree_training_devices::computes_in;
 
 use delta_rule::{Heads, Inputs, SLOW, STRONG};
 use events::Events;
-use support::{Batch, Forest, batches, device, n_cases, random, values};
+use support::{Batch, Forest, batches, cases, device, random, values};
 
 /// Tests run one after another, because one of them counts the kernels of the process.
 fn alone() -> MutexGuard<'static, ()> {
@@ -171,7 +172,7 @@ fn listed((mut outputs, gradients): (NamedErrors, NamedErrors)) -> String {
 const ALL: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(n_cases(40)))]
+    #![proptest_config(cases(32))]
 
     #[test]
     fn kernels_equal_the_definition(
@@ -258,6 +259,20 @@ fn one_row() {
         .with_initial_states(&[Some(0)])
         .with_requested_rows(&[0]);
     compare(&recurrence, heads(1, 2, 8, 8), SLOW, &ALL);
+}
+
+/// Nothing but padding: zeros, from no window at all.
+#[test]
+fn no_trees() {
+    let _alone = alone();
+    if cube_device().is_none() {
+        return;
+    }
+    let recurrence = TreeRecurrence::from_layouts(&[TreeLayout::default()], 3);
+    let inputs = Inputs::random(&recurrence, heads(1, 2, 8, 8), SLOW, 3).rounded(DType::F32);
+    poison(&recurrence, heads(1, 2, 8, 8), DType::F32);
+    let found = inputs.found(&device(), DType::F32, Portable);
+    found.assert_zero_padding(&recurrence);
 }
 
 /// Without initial states, and with one for every other tree.

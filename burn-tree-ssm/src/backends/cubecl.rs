@@ -12,9 +12,7 @@ use tree_training_cube::has_kernels;
 use crate::causal_conv1d::{self, ConvolutionSettings};
 use crate::gated_delta_rule::kernels::{self, Dims, Implementation};
 use crate::gated_delta_rule::{self, GatedDeltaRuleSettings, Inputs, Saved};
-use crate::{
-    ConvolutionPlan, TreeRecurrence, TreeSsmOps, decay_gate, gated_rms_norm, l2_norm,
-};
+use crate::{ConvolutionPlan, TreeRecurrence, TreeSsmOps, decay_gate, gated_rms_norm, l2_norm};
 
 /// Tells who asks (target `burn_tree_ssm`, level debug) which implementation of an operation runs.
 fn announce(op: &'static str, implementation: &'static str) {

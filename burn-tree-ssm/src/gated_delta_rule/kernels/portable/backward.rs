@@ -173,12 +173,3 @@ pub(super) fn state_gradients<E: Float>(
         }
     }
 }
-
-/// Copies the first `total` numbers. One unit for each.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn copy(source: &[f32], target: &mut [f32], total: usize) {
-    if ABSOLUTE_POS >= total {
-        terminate!();
-    }
-    target[ABSOLUTE_POS] = source[ABSOLUTE_POS];
-}

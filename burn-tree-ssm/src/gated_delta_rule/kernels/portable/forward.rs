@@ -8,46 +8,12 @@ use super::tile::{
     block_row, new_stage, part, put, read, write, zeros,
 };
 use super::window::{
-    BETA, GRAD_BETA, GRAD_SUM, Problem, SUM, decay, end_in_window, gate_index, head_key_rows,
-    inverse_rows, key_rows, load_gates, sees, value_rows, window_at, window_of_cube, window_state,
+    Problem, decay, head_key_rows, inverse_rows, key_rows, load_gates, sees, value_rows,
+    window_of_cube, window_state,
 };
 
 /// Units of the cubes that work on a window.
 pub(super) const UNITS: u32 = 256;
-
-/// The gates of each row and head: sum of the log decay over the row's path within its window, and
-/// beta; their gradients are set to zero. One cube for each window.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn window_gates(
-    log_decay: &[f32],
-    beta: &[f32],
-    schedule: &[u32],
-    gates: &mut [f32],
-    problem: Problem,
-) {
-    if CUBE_POS >= problem.items as usize {
-        terminate!();
-    }
-    let heads = problem.value_heads as usize;
-    let rows = window_at(schedule, &problem, CUBE_POS, 0usize).rows;
-    let mut at = UNIT_POS as usize;
-    while at < rows * heads {
-        let window = window_at(schedule, &problem, CUBE_POS, at % heads);
-        let row = at / heads;
-        let mut sum = 0.0f32;
-        for ancestor in 0..row + 1 {
-            if (row as u32) < end_in_window(schedule, &problem, &window, ancestor) {
-                sum += log_decay[(window.start + ancestor) * heads + window.head];
-            }
-        }
-        let first = gate_index(&problem, &window, row);
-        gates[first + SUM] = sum;
-        gates[first + BETA] = beta[(window.start + row) * heads + window.head];
-        gates[first + GRAD_SUM] = 0.0f32;
-        gates[first + GRAD_BETA] = 0.0f32;
-        at += CUBE_DIM as usize;
-    }
-}
 
 /// `T0 = (I + A)^-1` with `A_ij = beta_i k_i . k_j` for ancestors `j` of `i` other than itself, by
 /// forward substitution. One cube for each window and value head.
@@ -295,24 +261,5 @@ pub(super) fn window_output<E: Float>(
             write::<E>(block[r], output, &values, row + r, from + column);
         }
         from += TILE;
-    }
-}
-
-/// Sets the rows of padding of a tensor `[R, ..]` of `width` numbers a row to zero. One unit for
-/// each number.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn clear_padding<E: Float>(
-    schedule: &[u32],
-    target: &mut [E],
-    subtree_ends: u32,
-    width: usize,
-    total: usize,
-    #[define(E)] _stored: ElemType,
-) {
-    if ABSOLUTE_POS >= total {
-        terminate!();
-    }
-    if schedule[subtree_ends as usize + ABSOLUTE_POS / width] == 0 {
-        target[ABSOLUTE_POS] = E::new(0.0);
     }
 }

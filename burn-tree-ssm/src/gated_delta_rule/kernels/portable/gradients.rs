@@ -17,9 +17,8 @@ use super::tile::{
     sum_columns, sum_rows, transposed, write, zeros,
 };
 use super::window::{
-    GRAD_BETA, GRAD_SUM, NO_PARENT, Problem, Window, ZERO, decay, end_in_window, entry, gate_index,
-    head_key_rows, inverse_rows, key_rows, load_gates, path_of, value_rows, window_at,
-    window_of_cube, window_state,
+    GRAD_BETA, GRAD_SUM, Problem, Window, decay, gate_index, head_key_rows, inverse_rows, key_rows,
+    load_gates, value_rows, window_of_cube, window_state,
 };
 
 /// `X = Tg^T dU`, in place of `dU`, the gradient `diag(beta) X` of the values, and what
@@ -502,96 +501,4 @@ fn add_to_gates(
             }
         }
     }
-}
-
-/// Gradients of the log decay and of beta, `[R, HV]`: the former are sums of those of the sums
-/// that they are part of. One cube for each window.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn gate_gradients(
-    gate_values: &[f32],
-    schedule: &[u32],
-    grad_log_decay: &mut [f32],
-    grad_beta: &mut [f32],
-    problem: Problem,
-) {
-    if CUBE_POS >= problem.items as usize {
-        terminate!();
-    }
-    let heads = problem.value_heads as usize;
-    let rows = window_at(schedule, &problem, CUBE_POS, 0usize).rows;
-    let first = schedule[(problem.window_starts as usize) + CUBE_POS] as usize;
-    let mut from_zero = schedule[problem.parents as usize + first] == NO_PARENT;
-    if from_zero {
-        let path = path_of(schedule, &problem, CUBE_POS);
-        from_zero = entry(schedule, &problem, path) == ZERO;
-    }
-    let mut at = UNIT_POS as usize;
-    while at < rows * heads {
-        let window = window_at(schedule, &problem, CUBE_POS, at % heads);
-        let row = at / heads;
-        let is_root = schedule[problem.parents as usize + window.start + row] == NO_PARENT;
-        let mut sum = 0.0f32;
-        // The decay of a state of zeros: the terms cancel, but for rounding.
-        if !(is_root && from_zero) {
-            let end = end_in_window(schedule, &problem, &window, row) as usize;
-            for below in row..end {
-                sum += gate_values[gate_index(&problem, &window, below) + GRAD_SUM];
-            }
-        }
-        let target = (window.start + row) * heads + window.head;
-        grad_log_decay[target] = sum;
-        grad_beta[target] = gate_values[gate_index(&problem, &window, row) + GRAD_BETA];
-        at += CUBE_DIM as usize;
-    }
-}
-
-/// Sums over the value heads of each key head: `[R, HV, DK]` to `[R, HK, DK]`. One unit for each
-/// number.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn sum_heads<E: Float>(
-    per_head: &[f32],
-    sums: &mut [E],
-    group: usize,
-    key_dim: usize,
-    total: usize,
-    #[define(E)] _stored: ElemType,
-) {
-    if ABSOLUTE_POS >= total {
-        terminate!();
-    }
-    let first = ABSOLUTE_POS / key_dim * group * key_dim + ABSOLUTE_POS % key_dim;
-    let mut sum = 0.0f32;
-    for head in 0..group {
-        sum += per_head[first + head * key_dim];
-    }
-    sums[ABSOLUTE_POS] = E::cast_from(sum);
-}
-
-/// Gradients of the initial states, `[max(G, 1), HV, DK, DV]`: sums over the paths that start from
-/// each of the `states` that there are. One unit for each number.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn initial_gradients(
-    state_grads: &[f32],
-    schedule: &[u32],
-    grad_initial: &mut [f32],
-    offsets: u32,
-    children: u32,
-    states: u32,
-    requested: u32,
-    width: usize,
-    total: usize,
-) {
-    if ABSOLUTE_POS >= total {
-        terminate!();
-    }
-    let state = ABSOLUTE_POS / width;
-    let mut sum = 0.0f32;
-    if state < states as usize {
-        let list = offsets as usize + state;
-        for child in schedule[list]..schedule[list + 1] {
-            let path = requested + schedule[(children + child) as usize];
-            sum += state_grads[path as usize * width + ABSOLUTE_POS % width];
-        }
-    }
-    grad_initial[ABSOLUTE_POS] = sum;
 }

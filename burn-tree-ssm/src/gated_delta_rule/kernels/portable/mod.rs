@@ -9,7 +9,9 @@
 //! last; gradients of all windows. Every sum has an order of its own, the same each time.
 
 mod backward;
+mod elementwise;
 mod forward;
+mod gates;
 mod gradients;
 mod launch;
 mod scan;
@@ -78,7 +80,7 @@ pub(crate) fn forward(
     let gates = call.window_gates(&inputs);
     let inverse = call.window_inverse(&inputs, &gates);
     let (w, updates) = call.window_operators(&inputs, &inverse, &gates);
-    let states = call.empty_states(recurrence.n_slots().max(1), DType::F32);
+    let states = call.empty_states(recurrence.n_slots(), DType::F32);
     let window_states = call.empty_window_states();
     for level in recurrence.levels() {
         call.scan(

@@ -5,10 +5,10 @@ use std::ops::Range;
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
-use tree_training_cube::{address_type, cubes, empty, units};
+use tree_training_cube::{address_type, empty, units};
 
 use super::super::tile::TILE;
-use super::super::{backward, forward, gradients, scan};
+use super::super::{backward, elementwise, forward, gates, gradients, scan};
 use super::Call;
 use crate::gated_delta_rule::Inputs;
 use crate::recurrence::device::RecurrenceList;
@@ -23,7 +23,7 @@ impl Call<'_> {
     ) -> CubeTensor {
         let grad_updates = self.value_rows(inputs.value.dtype);
         let items = self.window_heads();
-        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        let (count, dim) = self.cubes(items, forward::UNITS);
         // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
         unsafe {
             backward::update_gradients::launch_unchecked(
@@ -56,7 +56,7 @@ impl Call<'_> {
     ) -> CubeTensor {
         let window_grads = self.empty_window_states();
         let items = self.window_heads() * self.dims.value_dim.div_ceil(TILE);
-        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        let (count, dim) = self.cubes(items, forward::UNITS);
         // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
         unsafe {
             backward::state_gradients::launch_unchecked(
@@ -90,7 +90,7 @@ impl Call<'_> {
             let (count, dim) = units(&self.client, total);
             // SAFETY: there are `total` numbers in both.
             unsafe {
-                backward::copy::launch_unchecked(
+                elementwise::copy::launch_unchecked(
                     &self.client,
                     count,
                     dim,
@@ -115,7 +115,7 @@ impl Call<'_> {
         paths: Range<usize>,
     ) {
         let items = self.path_tiles(&paths);
-        let (count, dim) = cubes(&self.client, items, scan::UNITS);
+        let (count, dim) = self.cubes(items, scan::UNITS);
         // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
         unsafe {
             scan::scan_backward::launch_unchecked(
@@ -148,7 +148,7 @@ impl Call<'_> {
         let grad_value = self.value_rows(inputs.value.dtype);
         self.clear_padding(&grad_value);
         let items = self.window_heads();
-        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        let (count, dim) = self.cubes(items, forward::UNITS);
         // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
         unsafe {
             gradients::value_gradients::launch_unchecked(
@@ -180,7 +180,7 @@ impl Call<'_> {
     ) -> CubeTensor {
         let grad_query = self.key_rows(DType::F32);
         let items = self.window_heads();
-        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        let (count, dim) = self.cubes(items, forward::UNITS);
         // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
         unsafe {
             gradients::query_gradients::launch_unchecked(
@@ -219,7 +219,7 @@ impl Call<'_> {
     ) -> CubeTensor {
         let grad_key = self.key_rows(DType::F32);
         let items = self.window_heads();
-        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        let (count, dim) = self.cubes(items, forward::UNITS);
         // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
         unsafe {
             gradients::key_gradients_of_pairs::launch_unchecked(
@@ -241,7 +241,7 @@ impl Call<'_> {
             );
         }
         let items = self.window_heads();
-        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        let (count, dim) = self.cubes(items, forward::UNITS);
         // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
         unsafe {
             gradients::key_gradients_of_states::launch_unchecked(
@@ -271,7 +271,7 @@ impl Call<'_> {
         let (count, dim) = units(&self.client, total);
         // SAFETY: each sum has its own numbers in `per_head`.
         unsafe {
-            gradients::sum_heads::launch_unchecked(
+            elementwise::sum_heads::launch_unchecked(
                 &self.client,
                 count,
                 dim,
@@ -297,10 +297,10 @@ impl Call<'_> {
             gradient
         });
         let items = self.windows();
-        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        let (count, dim) = self.cubes(items, forward::UNITS);
         // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
         unsafe {
-            gradients::gate_gradients::launch_unchecked(
+            gates::gate_gradients::launch_unchecked(
                 &self.client,
                 count,
                 dim,
@@ -322,7 +322,7 @@ impl Call<'_> {
         let (count, dim) = units(&self.client, total);
         // SAFETY: the lists of the schedule name paths, whose states are there.
         unsafe {
-            gradients::initial_gradients::launch_unchecked(
+            elementwise::initial_gradients::launch_unchecked(
                 &self.client,
                 count,
                 dim,

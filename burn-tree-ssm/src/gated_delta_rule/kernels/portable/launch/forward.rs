@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
-use tree_training_cube::{address_type, cubes};
+use tree_training_cube::address_type;
 
 use super::super::window::GATES;
-use super::super::{forward, scan};
+use super::super::{forward, gates, scan};
 use super::Call;
 use crate::gated_delta_rule::Inputs;
 
@@ -16,10 +16,10 @@ impl Call<'_> {
     pub(crate) fn window_gates(&self, inputs: &Inputs<CubeTensor>) -> CubeTensor {
         let gates = self.rows_of(GATES, DType::F32);
         let items = self.windows();
-        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        let (count, dim) = self.cubes(items, forward::UNITS);
         // SAFETY: rows and windows are those of the schedule, which made the sizes.
         unsafe {
-            forward::window_gates::launch_unchecked(
+            gates::window_gates::launch_unchecked(
                 &self.client,
                 count,
                 dim,
@@ -42,7 +42,7 @@ impl Call<'_> {
     ) -> CubeTensor {
         let inverse = self.rows_of(self.recurrence.window_rows(), inputs.value.dtype);
         let items = self.window_heads();
-        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        let (count, dim) = self.cubes(items, forward::UNITS);
         // SAFETY: rows and windows are those of the schedule, which made the sizes.
         unsafe {
             forward::window_inverse::launch_unchecked(
@@ -71,7 +71,7 @@ impl Call<'_> {
         let dtype = inputs.value.dtype;
         let (w, u) = (self.key_rows(dtype), self.value_rows(dtype));
         let items = self.window_heads();
-        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        let (count, dim) = self.cubes(items, forward::UNITS);
         // SAFETY: rows and windows are those of the schedule, which made the sizes.
         unsafe {
             forward::window_operators::launch_unchecked(
@@ -105,7 +105,7 @@ impl Call<'_> {
         stores_slots: bool,
     ) {
         let items = self.path_tiles(&paths);
-        let (count, dim) = cubes(&self.client, items, scan::UNITS);
+        let (count, dim) = self.cubes(items, scan::UNITS);
         // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
         unsafe {
             scan::scan::launch_unchecked(
@@ -140,7 +140,7 @@ impl Call<'_> {
         let output = self.value_rows(inputs.value.dtype);
         self.clear_padding(&output);
         let items = self.window_heads();
-        let (count, dim) = cubes(&self.client, items, forward::UNITS);
+        let (count, dim) = self.cubes(items, forward::UNITS);
         // SAFETY: rows and windows are those of the schedule, which made the sizes.
         unsafe {
             forward::window_output::launch_unchecked(

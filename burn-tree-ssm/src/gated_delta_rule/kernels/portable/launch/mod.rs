@@ -12,12 +12,12 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use tree_training_cube::{address_type, elem, empty, units};
+use tree_training_cube::{address_type, cubes, elem, empty, units};
 
 use super::super::{Dims, Unavailable};
 use super::tile::TILE;
 use super::window::ProblemLaunch;
-use super::{forward as kernels, scan};
+use super::{elementwise, scan};
 use crate::TreeRecurrence;
 use crate::gated_delta_rule::Inputs;
 use crate::recurrence::device::{DeviceLists, RecurrenceList};
@@ -94,6 +94,11 @@ impl<'a> Call<'a> {
         )
     }
 
+    /// A launch of `items` cubes of work; of one that has none if there is none.
+    fn cubes(&self, items: usize, units: u32) -> (CubeCount, CubeDim) {
+        cubes(&self.client, items.max(1), units)
+    }
+
     fn windows(&self) -> usize {
         self.recurrence.n_windows()
     }
@@ -130,16 +135,16 @@ impl<'a> Call<'a> {
         self.rows_of(self.dims.value_dim, dtype)
     }
 
-    /// `[count, HV, DK, DV]`
+    /// `[max(count, 1), HV, DK, DV]`
     pub(super) fn empty_states(&self, count: usize, dtype: DType) -> CubeTensor {
         let dims = &self.dims;
-        let shape = [count, dims.value_heads, dims.key_dim, dims.value_dim];
+        let shape = [count.max(1), dims.value_heads, dims.key_dim, dims.value_dim];
         empty(&self.near, shape, dtype)
     }
 
     /// A state for each window.
     pub(super) fn empty_window_states(&self) -> CubeTensor {
-        self.empty_states(self.windows().max(1), self.near.dtype)
+        self.empty_states(self.windows(), self.near.dtype)
     }
 
     /// Sets the rows of padding to zero.
@@ -151,7 +156,7 @@ impl<'a> Call<'a> {
         let (count, dim) = units(&self.client, total);
         // SAFETY: the tensor has a row for each of the schedule.
         unsafe {
-            kernels::clear_padding::launch_unchecked(
+            elementwise::clear_padding::launch_unchecked(
                 &self.client,
                 count,
                 dim,
