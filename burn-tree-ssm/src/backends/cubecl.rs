@@ -51,7 +51,7 @@ impl TreeSsmOps for CubeBackend {
             beta,
             initial_states,
         };
-        match implementation(&inputs, settings) {
+        match implementation(&inputs, &recurrence, settings) {
             Some(implementation) => {
                 let it = kernels::forward(implementation, inputs, &recurrence, settings.scale);
                 (it.output, it.states, it.inverse)
@@ -93,7 +93,7 @@ impl TreeSsmOps for CubeBackend {
             initial_states,
         };
         let saved = Saved { states, inverse };
-        match implementation(&inputs, settings) {
+        match implementation(&inputs, &recurrence, settings) {
             Some(implementation) => {
                 let it = kernels::backward(
                     implementation,
@@ -236,16 +236,22 @@ impl TreeSsmOps for CubeBackend {
 /// asked for. (The public function refused what was asked for and cannot run.)
 fn implementation(
     inputs: &Inputs<FloatTensor<CubeBackend>>,
+    recurrence: &TreeRecurrence,
     settings: GatedDeltaRuleSettings,
 ) -> Option<Implementation> {
     let value = &inputs.value;
     let dims = Dims::new(&inputs.query, value);
-    kernels::select(settings.implementation, &value.device, value.dtype(), &dims).unwrap_or_else(
-        |reason| {
-            fall_back(reason);
-            None
-        },
+    kernels::select(
+        settings.implementation,
+        &value.device,
+        value.dtype(),
+        &dims,
+        recurrence.window_rows(),
     )
+    .unwrap_or_else(|reason| {
+        fall_back(reason);
+        None
+    })
 }
 
 fn fall_back(reason: impl Display) {

@@ -28,7 +28,7 @@ pub(super) fn check(
     check_dtypes(arguments)?;
     check_devices(arguments)?;
     let settings = resolve(options, arguments.query.dims()[3])?;
-    check_implementation(settings.implementation, arguments.query, arguments.value)?;
+    check_implementation(settings.implementation, arguments, recurrence)?;
     Ok(settings)
 }
 
@@ -202,20 +202,22 @@ fn resolve(
 #[allow(unused_variables, reason = "there may be no kernels")]
 fn check_implementation(
     requested: GatedDeltaRuleImplementation,
-    query: &Tensor<4>,
-    value: &Tensor<4>,
+    arguments: &Arguments<'_>,
+    recurrence: &TreeRecurrence,
 ) -> Result<(), GatedDeltaRuleError> {
     use GatedDeltaRuleImplementation::{Automatic, Generic};
     if matches!(requested, Automatic | Generic) {
         return Ok(());
     }
+    let value = arguments.value;
     let device = value.device().inner();
     let reason = match device.as_dispatch() {
         #[cfg(feature = "cubecl-backend")]
         burn::backend::DispatchDevice::Cube(device) => {
             use super::kernels::{Dims, select};
-            let dims = Dims::of_shapes(query.dims(), value.dims());
-            match select(requested, device, value.dtype(), &dims) {
+            let dims = Dims::of_shapes(arguments.query.dims(), value.dims());
+            let window_rows = recurrence.window_rows();
+            match select(requested, device, value.dtype(), &dims, window_rows) {
                 Ok(_) => return Ok(()),
                 Err(reason) => reason.to_string(),
             }

@@ -1,8 +1,16 @@
 //! The gated delta rule on CubeCL devices: which implementation runs, and with what.
 
 // Forms that the language of kernels lacks.
-#![allow(clippy::assign_op_pattern, clippy::manual_is_multiple_of)]
+#![allow(
+    clippy::assign_op_pattern,
+    clippy::collapsible_if,
+    clippy::extra_unused_type_parameters,
+    clippy::if_same_then_else,
+    clippy::manual_is_multiple_of,
+    clippy::manual_swap
+)]
 
+pub(crate) mod accelerated;
 pub(crate) mod portable;
 
 use burn::backend::TensorMetadata;
@@ -76,25 +84,36 @@ pub(crate) struct Unavailable(pub String);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Implementation {
     Portable,
+    Accelerated,
 }
 
 impl Implementation {
     fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
+            Self::Accelerated => "accelerated",
         }
     }
 
-    fn check(self, device: &CubeDevice, dtype: DType, dims: &Dims) -> Result<(), Unavailable> {
+    fn check(
+        self,
+        device: &CubeDevice,
+        dtype: DType,
+        dims: &Dims,
+        window_rows: usize,
+    ) -> Result<(), Unavailable> {
         let client = device.client();
+        let properties = client.properties();
         match self {
-            Self::Portable => portable::check_available(client.properties(), dtype, dims),
+            Self::Portable => portable::check_available(properties, dtype, dims),
+            Self::Accelerated => accelerated::check_available(properties, dtype, dims, window_rows),
         }
     }
 }
 
-/// The implementation that runs a call on a device; `None` for the generic bodies, if they are
-/// asked for.
+/// The implementation that runs a call with windows of `window_rows` rows on a device; `None` for the
+/// generic bodies, if they are asked for. Automatic choice takes the accelerated one before the
+/// portable one.
 ///
 /// # Errors
 /// If what is asked for cannot run; if nothing is asked for, no implementation can.
@@ -103,15 +122,18 @@ pub(crate) fn select(
     device: &CubeDevice,
     dtype: DType,
     dims: &Dims,
+    window_rows: usize,
 ) -> Result<Option<Implementation>, Unavailable> {
-    use GatedDeltaRuleImplementation::{Accelerated, Automatic, Generic, Portable};
-    let check = |it: Implementation| it.check(device, dtype, dims).map(|()| Some(it));
+    use Implementation::{Accelerated, Portable};
+    let check = |it: Implementation| {
+        it.check(device, dtype, dims, window_rows)
+            .map(|()| Some(it))
+    };
     match requested {
-        Generic => Ok(None),
-        Automatic | Portable => check(Implementation::Portable),
-        Accelerated => Err(Unavailable(
-            "there are no kernels with matrix instructions".into(),
-        )),
+        GatedDeltaRuleImplementation::Generic => Ok(None),
+        GatedDeltaRuleImplementation::Portable => check(Portable),
+        GatedDeltaRuleImplementation::Accelerated => check(Accelerated),
+        GatedDeltaRuleImplementation::Automatic => check(Accelerated).or_else(|_| check(Portable)),
     }
 }
 
@@ -126,6 +148,7 @@ pub(crate) fn forward(
     launched(implementation.name(), "forward");
     match implementation {
         Implementation::Portable => portable::forward(inputs, recurrence, scale),
+        Implementation::Accelerated => accelerated::forward(inputs, recurrence, scale),
     }
 }
 
@@ -149,6 +172,9 @@ pub(crate) fn backward(
     match implementation {
         Implementation::Portable => {
             portable::backward(inputs, saved, grad_output, grad_states, recurrence, scale)
+        }
+        Implementation::Accelerated => {
+            accelerated::backward(inputs, saved, grad_output, grad_states, recurrence, scale)
         }
     }
 }
