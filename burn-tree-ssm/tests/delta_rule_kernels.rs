@@ -76,6 +76,21 @@ fn available(dtype: DType, heads: Heads) -> Vec<GatedDeltaRuleImplementation> {
     [Portable, Accelerated].into_iter().filter(runs).collect()
 }
 
+/// The kernels that the device has, each with a dtype and heads that it runs.
+fn kernels() -> Vec<(GatedDeltaRuleImplementation, DType, Heads)> {
+    let accelerated = (Accelerated, DType::F16, heads(1, 2, 64, 64));
+    let mut kernels = Vec::new();
+    if cube_device().is_some() {
+        kernels.push((Portable, DType::F32, heads(1, 2, 8, 8)));
+        if computes_in(accelerated.1)
+            && available(accelerated.1, accelerated.2).contains(&Accelerated)
+        {
+            kernels.push(accelerated);
+        }
+    }
+    kernels
+}
+
 /// A call with one row of zeros.
 fn call(
     heads: Heads,
@@ -132,29 +147,39 @@ fn compare(recurrence: &TreeRecurrence, heads: Heads, decay: f64, dtypes: &[DTyp
     if cube_device().is_none() {
         return;
     }
-    for (dtype, forward, backward) in DTYPES {
-        if !computes_in(dtype) || !dtypes.contains(&dtype) {
-            continue;
-        }
-        let inputs = Inputs::random(recurrence, heads, decay, 7).rounded(dtype);
-        let expected = inputs.expected();
+    for &dtype in dtypes.iter().filter(|&&dtype| computes_in(dtype)) {
         let implementations = available(dtype, heads);
         assert!(implementations.contains(&Portable), "{dtype:?}, {heads:?}");
-        for implementation in implementations {
-            poison(recurrence, heads, dtype);
-            let found = inputs.found(&device(), dtype, implementation);
-            println!(
-                "{implementation:?} {dtype:?} {heads:?}: {}",
-                listed(found.errors(&expected))
-            );
-            found.assert_close(&expected, forward, backward);
-            found.assert_zero_padding(recurrence);
-            for (name, values) in [
-                ("output", values(&found.output)),
-                ("log_decay", values(&found.log_decay)),
-            ] {
-                assert!(values.iter().all(|it| it.is_finite()), "{name}");
-            }
+        compare_all(recurrence, heads, decay, dtype, &implementations);
+    }
+}
+
+/// Compares implementations with the definition.
+fn compare_all(
+    recurrence: &TreeRecurrence,
+    heads: Heads,
+    decay: f64,
+    dtype: DType,
+    implementations: &[GatedDeltaRuleImplementation],
+) {
+    let bounds = DTYPES.iter().find(|(of, ..)| *of == dtype);
+    let &(_, forward, backward) = bounds.expect("bounds of the dtype");
+    let inputs = Inputs::random(recurrence, heads, decay, 7).rounded(dtype);
+    let expected = inputs.expected();
+    for &implementation in implementations {
+        poison(recurrence, heads, dtype);
+        let found = inputs.found(&device(), dtype, implementation);
+        println!(
+            "{implementation:?} {dtype:?} {heads:?}: {}",
+            listed(found.errors(&expected))
+        );
+        found.assert_close(&expected, forward, backward);
+        found.assert_zero_padding(recurrence);
+        for (name, values) in [
+            ("output", values(&found.output)),
+            ("log_decay", values(&found.log_decay)),
+        ] {
+            assert!(values.iter().all(|it| it.is_finite()), "{name}");
         }
     }
 }
@@ -231,6 +256,41 @@ fn narrow_dtypes() {
     }
 }
 
+/// Single value heads and groups, keys and values of both sizes of the kernels with matrix
+/// instructions; short siblings that share a cube, bundles of them, windows of one to four row
+/// tiles.
+fn matrix_shapes() -> [(TreeRecurrence, Heads, f64); 4] {
+    let leaves = [40, 40, 40, 30, 20, 60, 33, 17, 16, 64, 1, 130, 5];
+    let nodes = std::iter::once((None, 70)).chain(leaves.map(|length| (Some(0), length)));
+    let bushy = Batch::of(Forest(nodes.collect()), 64).recurrence();
+    [
+        (bushy.clone(), heads(2, 2, 64, 64), SLOW),
+        (forked(), heads(1, 1, 64, 128), STRONG),
+        (forked(), heads(1, 3, 128, 64), SLOW),
+        (bushy, heads(2, 2, 128, 128), SLOW),
+    ]
+}
+
+#[test]
+fn shapes_of_matrix_instructions() {
+    let _alone = alone();
+    for (recurrence, heads, decay) in &matrix_shapes()[..3] {
+        compare(recurrence, *heads, *decay, &[DType::F16, DType::BF16]);
+    }
+}
+
+/// On devices that have the instructions: these kernels alone, which compile in seconds.
+#[test]
+#[ignore = "needs a device with matrix instructions"]
+fn matrix_instructions() {
+    let _alone = alone();
+    for (recurrence, heads, decay) in matrix_shapes() {
+        for dtype in [DType::F16, DType::BF16] {
+            compare_all(&recurrence, heads, decay, dtype, &[Accelerated]);
+        }
+    }
+}
+
 /// What to run first on another device: all dtypes, at the head dimension of models.
 #[test]
 #[ignore = "takes minutes on a processor"]
@@ -294,53 +354,51 @@ fn many_tiny_trees() {
 #[test]
 fn the_first_decay_of_a_tree_has_no_gradient() {
     let _alone = alone();
-    if cube_device().is_none() {
-        return;
-    }
     let recurrence = forked();
-    let inputs = Inputs::random(&recurrence, heads(1, 2, 8, 8), SLOW, 3).rounded(DType::F32);
-    let found = inputs.found(&device(), DType::F32, Portable);
-    let gradient = values(&found.log_decay);
     let &[first, second] = recurrence.roots() else {
         panic!("two trees");
     };
-    let of_row = |row: u32| &gradient[2 * row as usize..2 * row as usize + 2];
-    assert!(of_row(first).iter().all(|&it| it != 0.0), "has a state");
-    assert_eq!(of_row(second), [0.0; 2]);
+    for (implementation, dtype, heads) in kernels() {
+        let inputs = Inputs::random(&recurrence, heads, SLOW, 3).rounded(dtype);
+        let found = inputs.found(&device(), dtype, implementation);
+        let gradient = values(&found.log_decay);
+        let of_row = |row: u32| &gradient[2 * row as usize..2 * row as usize + 2];
+        assert!(of_row(first).iter().all(|&it| it != 0.0), "has a state");
+        assert_eq!(of_row(second), [0.0; 2], "{implementation:?}");
+    }
 }
 
 /// Rows of another branch and of another tree change nothing, not a bit.
 #[test]
 fn siblings_do_not_matter() {
     let _alone = alone();
-    if cube_device().is_none() {
-        return;
-    }
     let recurrence = forked();
-    let inputs = Inputs::random(&recurrence, heads(1, 1, 8, 8), SLOW, 3).rounded(DType::F32);
-    let before = values(&inputs.found(&device(), DType::F32, Portable).output);
-    for changed in [75usize, 140, 158] {
-        let mut other = inputs.clone();
-        other.key = other
-            .key
-            .slice_fill([0..1, changed..changed + 1, 0..1, 0..8], 0.25);
-        other.value = other
-            .value
-            .slice_fill([0..1, changed..changed + 1, 0..1, 0..8], 9.0);
-        let after = values(&other.found(&device(), DType::F32, Portable).output);
-        let below = changed..recurrence.subtree_ends()[changed] as usize;
-        for (at, (before, after)) in before.iter().zip(&after).enumerate() {
-            let row = at / 8;
-            if below.contains(&row) {
-                continue;
+    for (implementation, dtype, heads) in kernels() {
+        let inputs = Inputs::random(&recurrence, heads, SLOW, 3).rounded(dtype);
+        let output =
+            |inputs: &Inputs| values(&inputs.found(&device(), dtype, implementation).output);
+        let before = output(&inputs);
+        let row_width = heads.key_heads * heads.group * heads.value_dim;
+        for changed in [75usize, 140, 158] {
+            let mut other = inputs.clone();
+            let row = [0..1, changed..changed + 1];
+            other.key = other.key.slice_fill(row.clone(), 0.25);
+            other.value = other.value.slice_fill(row, 9.0);
+            let after = output(&other);
+            let below = changed..recurrence.subtree_ends()[changed] as usize;
+            for (at, (before, after)) in before.iter().zip(&after).enumerate() {
+                let row = at / row_width;
+                if below.contains(&row) {
+                    continue;
+                }
+                assert_eq!(
+                    before.to_bits(),
+                    after.to_bits(),
+                    "{implementation:?}: row {row} with {changed}"
+                );
             }
-            assert_eq!(
-                before.to_bits(),
-                after.to_bits(),
-                "row {row} with {changed}"
-            );
+            assert_ne!(before[changed * row_width], after[changed * row_width]);
         }
-        assert_ne!(before[changed * 8], after[changed * 8]);
     }
 }
 
@@ -348,15 +406,14 @@ fn siblings_do_not_matter() {
 #[test]
 fn results_repeat() {
     let _alone = alone();
-    if cube_device().is_none() {
-        return;
-    }
-    let inputs = Inputs::random(&forked(), heads(2, 2, 16, 40), SLOW, 5).rounded(DType::F32);
-    let run = || inputs.found(&device(), DType::F32, Portable);
-    let (first, second) = (run(), run());
-    let (outputs, gradients) = first.errors(&second);
-    for (name, error) in outputs.into_iter().chain(gradients) {
-        assert_eq!(error, 0.0, "{name}");
+    for (implementation, dtype, heads) in kernels() {
+        let inputs = Inputs::random(&forked(), heads, SLOW, 5).rounded(dtype);
+        let run = || inputs.found(&device(), dtype, implementation);
+        let (first, second) = (run(), run());
+        let (outputs, gradients) = first.errors(&second);
+        for (name, error) in outputs.into_iter().chain(gradients) {
+            assert_eq!(error, 0.0, "{implementation:?}: {name}");
+        }
     }
 }
 
@@ -382,6 +439,7 @@ fn below_fusion(
     recurrence: &TreeRecurrence,
     heads: Heads,
     implementation: GatedDeltaRuleImplementation,
+    dtype: DType,
     device: &CubeDevice,
 ) {
     let value_heads = heads.key_heads * heads.group;
@@ -391,10 +449,9 @@ fn below_fusion(
         CubeBackend::float_from_data(data, device)
     };
     let rows_of = |heads, width, seed| {
-        CubeBackend::float_reshape(
-            tensor([1, rows, heads, width], seed),
-            [rows, heads, width].into(),
-        )
+        let data = random([1, rows, heads, width], seed).into_data();
+        let tensor = CubeBackend::float_from_data(data.convert_dtype(dtype), device);
+        CubeBackend::float_reshape(tensor, [rows, heads, width].into())
     };
     let gate = |seed| {
         CubeBackend::float_reshape(
@@ -442,10 +499,12 @@ fn below_fusion(
 fn the_implementation_asked_for_runs() {
     let Some(device) = cube_device() else { return };
     let _alone = alone();
-    for (implementation, name) in [(Generic, "generic"), (Portable, "portable")] {
+    let generic = (Generic, DType::F32, heads(1, 2, 8, 8));
+    for (implementation, dtype, heads) in std::iter::once(generic).chain(kernels()) {
+        let name = format!("{implementation:?}").to_lowercase();
         let events = Events::default();
         tracing::subscriber::with_default(events.clone(), || {
-            below_fusion(&forked(), heads(1, 2, 8, 8), implementation, &device);
+            below_fusion(&forked(), heads, implementation, dtype, &device);
         });
         let expected =
             ["forward", "backward"].map(|pass| format!("gated_delta_rule {name} {pass}"));
@@ -460,7 +519,7 @@ fn other_shapes_compile_no_other_kernels() {
     let Some(device) = cube_device() else { return };
     let _alone = alone();
     let run = |recurrence: &TreeRecurrence, heads| {
-        below_fusion(recurrence, heads, Portable, &device);
+        below_fusion(recurrence, heads, Portable, DType::F32, &device);
     };
     let collection = LaunchedKernels::new();
     run(&forked(), heads(1, 2, 8, 8));
