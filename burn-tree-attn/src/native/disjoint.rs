@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 /// A mutable slice that several threads take non-overlapping parts of.
-pub(super) struct DisjointMut<'a, T> {
+pub struct DisjointMut<'a, T> {
     start: *mut T,
     len: usize,
     borrow: PhantomData<&'a mut [T]>,
@@ -17,7 +17,8 @@ unsafe impl<T: Send> Sync for DisjointMut<'_, T> {}
 unsafe impl<T: Send> Send for DisjointMut<'_, T> {}
 
 impl<'a, T> DisjointMut<'a, T> {
-    pub(super) fn new(slice: &'a mut [T]) -> Self {
+    /// Takes the slice for as long as parts of it are in use.
+    pub fn new(slice: &'a mut [T]) -> Self {
         Self {
             start: slice.as_mut_ptr(),
             len: slice.len(),
@@ -30,7 +31,7 @@ impl<'a, T> DisjointMut<'a, T> {
     /// # Safety
     /// No two parts in use at a time may overlap.
     #[allow(clippy::mut_from_ref)]
-    pub(super) unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
+    pub unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: within the borrowed slice (asserted); not aliased (the caller's promise).
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }

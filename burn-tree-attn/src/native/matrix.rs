@@ -4,7 +4,7 @@ use super::scalar::Real;
 
 /// A read-only matrix whose rows or columns are contiguous.
 #[derive(Clone, Copy)]
-pub(crate) struct Matrix<'a, T> {
+pub struct Matrix<'a, T> {
     data: &'a [T],
     rows: usize,
     columns: usize,
@@ -14,7 +14,7 @@ pub(crate) struct Matrix<'a, T> {
 
 impl<'a, T> Matrix<'a, T> {
     /// The first `rows * columns` numbers, row by row.
-    pub(crate) fn new(data: &'a [T], rows: usize, columns: usize) -> Self {
+    pub fn new(data: &'a [T], rows: usize, columns: usize) -> Self {
         assert!(
             data.len() >= rows * columns,
             "a matrix lies within its data"
@@ -29,7 +29,7 @@ impl<'a, T> Matrix<'a, T> {
     }
 
     /// Columns as rows.
-    pub(crate) fn transposed(self) -> Self {
+    pub fn transposed(self) -> Self {
         Self {
             rows: self.columns,
             columns: self.rows,
@@ -41,7 +41,7 @@ impl<'a, T> Matrix<'a, T> {
 }
 
 /// `out = lhs rhs`, or `out += lhs rhs` if `add`; `out` row by row.
-pub(crate) fn multiply<T: Real>(out: &mut [T], lhs: Matrix<'_, T>, rhs: Matrix<'_, T>, add: bool) {
+pub fn multiply<T: Real>(out: &mut [T], lhs: Matrix<'_, T>, rhs: Matrix<'_, T>, add: bool) {
     assert_eq!(lhs.columns, rhs.rows, "inner dimensions of a product");
     assert!(out.len() >= lhs.rows * rhs.columns, "the product fits");
     // SAFETY: the three matrices lie within their slices (asserted here and in `Matrix::new`, and

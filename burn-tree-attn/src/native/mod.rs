@@ -13,10 +13,11 @@ mod softmax;
 
 pub(crate) use attention::{Problem, Shapes};
 pub(crate) use backward::backward;
+pub use disjoint::DisjointMut;
 pub(crate) use forward::forward;
+pub use matrix::{Matrix, multiply};
 pub(crate) use rope::rope;
-pub use scalar::Real;
-pub(crate) use scalar::Storage;
+pub use scalar::{Real, Storage};
 pub use softmax::{dot, fold};
 
 /// Which of these functions ran on this thread, for tests.

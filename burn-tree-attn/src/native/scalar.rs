@@ -141,7 +141,7 @@ impl Real for f64 {
 }
 
 /// A type that tensors store.
-pub(crate) trait Storage: Copy + Default + Send + Sync + 'static {
+pub trait Storage: Copy + Default + Send + Sync + 'static {
     /// What it is computed in.
     type Compute: Real;
     /// Exact.

@@ -3,9 +3,9 @@
 mod autodiff;
 #[cfg(feature = "cubecl-backend")]
 mod cubecl;
-
 #[cfg(feature = "flex")]
-impl crate::TreeSsmOps for burn::backend::Flex {}
+mod flex;
+
 #[cfg(feature = "ndarray")]
 impl crate::TreeSsmOps for burn::backend::NdArray {}
 #[cfg(feature = "tch")]

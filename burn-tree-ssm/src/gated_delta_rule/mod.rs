@@ -9,6 +9,8 @@ mod error;
 pub(crate) mod generic;
 #[cfg(feature = "cubecl-backend")]
 pub(crate) mod kernels;
+#[cfg(feature = "flex")]
+pub(crate) mod native;
 pub mod reference;
 
 use burn::backend::Dispatch;

@@ -14,7 +14,7 @@ mod convolution;
 pub(crate) mod device;
 mod error;
 mod paths;
-#[cfg(feature = "cubecl-backend")]
+#[cfg(any(feature = "cubecl-backend", feature = "flex"))]
 mod runs;
 mod windows;
 
@@ -79,7 +79,7 @@ struct Inner {
     convolutions: Mutex<Vec<Arc<ConvolutionPlan>>>,
     #[cfg(feature = "cubecl-backend")]
     device_lists: device::DeviceListsCache<device::RecurrenceList>,
-    #[cfg(feature = "cubecl-backend")]
+    #[cfg(any(feature = "cubecl-backend", feature = "flex"))]
     runs: std::sync::OnceLock<runs::Runs>,
     #[cfg(feature = "cubecl-backend")]
     run_lists: device::DeviceListsCache<device::RunList>,
@@ -275,7 +275,7 @@ impl TreeRecurrence {
             convolutions: Mutex::default(),
             #[cfg(feature = "cubecl-backend")]
             device_lists: Default::default(),
-            #[cfg(feature = "cubecl-backend")]
+            #[cfg(any(feature = "cubecl-backend", feature = "flex"))]
             runs: Default::default(),
             #[cfg(feature = "cubecl-backend")]
             run_lists: Default::default(),
@@ -419,7 +419,7 @@ impl TreeRecurrence {
     }
 
     /// The paths in pieces for kernels, made on first use.
-    #[cfg(feature = "cubecl-backend")]
+    #[cfg(any(feature = "cubecl-backend", feature = "flex"))]
     pub(crate) fn runs(&self) -> &runs::Runs {
         self.0.runs.get_or_init(|| runs::Runs::build(self))
     }

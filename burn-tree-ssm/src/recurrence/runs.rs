@@ -1,4 +1,4 @@
-//! Paths in the pieces that one cube of a kernel walks along.
+//! Paths in the pieces that one cube of a kernel, or one task of a CPU, walks along.
 
 use std::ops::Range;
 
@@ -7,10 +7,11 @@ use super::TreeRecurrence;
 /// Most paths of a run.
 const MAX_SIBLINGS: usize = 8;
 
-/// Consecutive windows that one cube works on, one after the other: either a path, or several paths
+/// Consecutive windows that one cube or task works on, one after the other: either a path, or several paths
 /// of one window each that start from the same state and of which no state is kept. A node with
 /// hundreds of short children costs a gradient of its state per run, not per child.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(not(feature = "cubecl-backend"), allow(dead_code))]
 pub(crate) struct Runs {
     /// `[Q + 1]` where the windows of every run start.
     pub(super) offsets: Vec<u32>,
@@ -72,6 +73,24 @@ impl Runs {
     /// Number of runs, `Q`.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// The windows of a run.
+    #[cfg(feature = "flex")]
+    pub(crate) fn windows(&self, run: usize) -> Range<usize> {
+        self.offsets[run] as usize..self.offsets[run + 1] as usize
+    }
+
+    /// The state with which a run, or each of its windows, starts.
+    #[cfg(feature = "flex")]
+    pub(crate) fn entry(&self, run: usize) -> i32 {
+        self.entries[run]
+    }
+
+    /// Whether every window of a run starts from the entry.
+    #[cfg(feature = "flex")]
+    pub(crate) fn are_siblings(&self, run: usize) -> bool {
+        self.siblings[run] == 1
     }
 
     /// Ranges of runs as of paths in [`TreeRecurrence::levels`].

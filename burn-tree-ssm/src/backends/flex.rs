@@ -1,0 +1,247 @@
+//! Flex: the implementation for CPU tensors in memory.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::{Bytes, DType, Element, Shape, bf16, f16};
+use burn_flex::{FlexTensor, Layout};
+use burn_tree_attn::vector::Storage;
+
+use crate::gated_delta_rule::native::{self, Problem, Results, Shapes};
+use crate::gated_delta_rule::{
+    self, GatedDeltaRuleImplementation, GatedDeltaRuleSettings, Inputs, Saved,
+};
+use crate::{TreeRecurrence, TreeSsmOps};
+
+/// A type that a Flex tensor stores. The values computed with are stored by some tensor, too.
+trait FlexFloat: Storage<Compute: Element + bytemuck::Pod> + Element + bytemuck::Pod {}
+impl<T: Storage<Compute: Element + bytemuck::Pod> + Element + bytemuck::Pod> FlexFloat for T {}
+
+/// Calls a generic function with the element type of a dtype.
+macro_rules! with_float {
+    ($dtype:expr, $function:ident($($argument:expr),*)) => {
+        match $dtype {
+            DType::F64 => $function::<f64>($($argument),*),
+            DType::F32 | DType::Flex32 => $function::<f32>($($argument),*),
+            DType::F16 => $function::<f16>($($argument),*),
+            DType::BF16 => $function::<bf16>($($argument),*),
+            other => unreachable!("dtype {other:?} was refused before dispatch"),
+        }
+    };
+}
+
+type Gradients = (
+    FlexTensor,
+    FlexTensor,
+    FlexTensor,
+    FlexTensor,
+    FlexTensor,
+    FlexTensor,
+);
+
+impl TreeSsmOps for Flex {
+    fn gated_delta_rule(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        log_decay: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        initial_states: FloatTensor<Self>,
+        recurrence: TreeRecurrence,
+        settings: GatedDeltaRuleSettings,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let inputs = Inputs {
+            query,
+            key,
+            value,
+            log_decay,
+            beta,
+            initial_states,
+        };
+        if settings.implementation == GatedDeltaRuleImplementation::Generic {
+            return gated_delta_rule::generic::forward::<Self>(inputs, &recurrence, settings);
+        }
+        let dtype = inputs.value.dtype();
+        with_float!(dtype, forward(inputs, &recurrence, settings))
+    }
+
+    fn gated_delta_rule_backward(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        log_decay: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        initial_states: FloatTensor<Self>,
+        states: FloatTensor<Self>,
+        inverse: FloatTensor<Self>,
+        grad_output: FloatTensor<Self>,
+        grad_states: FloatTensor<Self>,
+        recurrence: TreeRecurrence,
+        settings: GatedDeltaRuleSettings,
+    ) -> Gradients {
+        let inputs = Inputs {
+            query,
+            key,
+            value,
+            log_decay,
+            beta,
+            initial_states,
+        };
+        let saved = Saved { states, inverse };
+        if settings.implementation == GatedDeltaRuleImplementation::Generic {
+            return gated_delta_rule::generic::backward::<Self>(
+                inputs,
+                saved,
+                grad_output,
+                grad_states,
+                &recurrence,
+                settings,
+            );
+        }
+        let dtype = inputs.value.dtype();
+        let grads = (grad_output, grad_states);
+        with_float!(dtype, backward(inputs, saved, grads, &recurrence, settings))
+    }
+}
+
+fn forward<E: FlexFloat>(
+    inputs: Inputs<FlexTensor>,
+    recurrence: &TreeRecurrence,
+    settings: GatedDeltaRuleSettings,
+) -> (FlexTensor, FlexTensor, FlexTensor) {
+    let inputs = contiguous(inputs);
+    let problem = problem::<E>(&inputs, recurrence, settings);
+    let Shapes {
+        heads,
+        key_dim,
+        value_dim,
+        ..
+    } = problem.shapes;
+    let result = native::forward(&problem);
+    let (rows, slots) = (recurrence.rows(), recurrence.n_slots().max(1));
+    (
+        tensor(result.output, [rows, heads, value_dim].into()),
+        tensor(result.states, [slots, heads, key_dim, value_dim].into()),
+        tensor(
+            result.inverse,
+            [rows, heads, recurrence.window_rows()].into(),
+        ),
+    )
+}
+
+fn backward<E: FlexFloat>(
+    inputs: Inputs<FlexTensor>,
+    saved: Saved<FlexTensor>,
+    (grad_output, grad_states): (FlexTensor, FlexTensor),
+    recurrence: &TreeRecurrence,
+    settings: GatedDeltaRuleSettings,
+) -> Gradients {
+    let inputs = contiguous(inputs);
+    let results = [saved.states, saved.inverse, grad_output, grad_states];
+    let [states, inverse, grad_output, grad_states] = results.map(|tensor| tensor.to_contiguous());
+    let it = native::backward(
+        &problem::<E>(&inputs, recurrence, settings),
+        &Results {
+            states: states.storage(),
+            inverse: inverse.storage(),
+            grad_output: grad_output.storage(),
+            grad_states: grad_states.storage(),
+        },
+    );
+    (
+        tensor(it.query, inputs.query.shape()),
+        tensor(it.key, inputs.key.shape()),
+        tensor(it.value, inputs.value.shape()),
+        tensor(it.log_decay, inputs.log_decay.shape()),
+        tensor(it.beta, inputs.beta.shape()),
+        tensor(it.initial_states, inputs.initial_states.shape()),
+    )
+}
+
+fn contiguous(inputs: Inputs<FlexTensor>) -> Inputs<FlexTensor> {
+    Inputs {
+        query: inputs.query.to_contiguous(),
+        key: inputs.key.to_contiguous(),
+        value: inputs.value.to_contiguous(),
+        log_decay: inputs.log_decay.to_contiguous(),
+        beta: inputs.beta.to_contiguous(),
+        initial_states: inputs.initial_states.to_contiguous(),
+    }
+}
+
+fn problem<'a, E: FlexFloat>(
+    inputs: &'a Inputs<FlexTensor>,
+    recurrence: &'a TreeRecurrence,
+    settings: GatedDeltaRuleSettings,
+) -> Problem<'a, E> {
+    let [_, key_heads, key_dim] = inputs.query.shape().dims();
+    let [_, heads, value_dim] = inputs.value.shape().dims();
+    Problem {
+        shapes: Shapes {
+            key_heads,
+            heads,
+            key_dim,
+            value_dim,
+        },
+        recurrence,
+        scale: settings.scale,
+        query: inputs.query.storage(),
+        key: inputs.key.storage(),
+        value: inputs.value.storage(),
+        log_decay: inputs.log_decay.storage(),
+        beta: inputs.beta.storage(),
+        initial_states: inputs.initial_states.storage(),
+    }
+}
+
+fn tensor<E: Element + bytemuck::Pod>(values: Vec<E>, shape: Shape) -> FlexTensor {
+    FlexTensor::new(
+        Bytes::from_elems(values),
+        Layout::contiguous(shape),
+        E::dtype(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Tensor};
+    use tree_pack::{Segment, TreeLayout};
+
+    use super::*;
+    use crate::{GatedDeltaRuleOptions, tree_gated_delta_rule};
+
+    /// The public function runs this implementation, unless the generic one is asked for.
+    #[test]
+    fn which_implementation_runs() {
+        let layout = TreeLayout {
+            tokens: vec![1, 2],
+            position_ids: vec![0, 1],
+            parents: vec![-1, 0],
+            subtree_ends: vec![2, 2],
+            segments: vec![Segment {
+                start: 0,
+                end: 2,
+                parent: None,
+            }],
+        };
+        let recurrence = TreeRecurrence::from_layouts(&[layout], 2);
+        let device = Device::flex().autodiff();
+        for (implementation, expected) in [
+            (
+                GatedDeltaRuleImplementation::Automatic,
+                vec!["forward", "backward"],
+            ),
+            (GatedDeltaRuleImplementation::Generic, vec![]),
+        ] {
+            let x = Tensor::<4>::ones([1, 2, 1, 3], &device).require_grad();
+            let gate = || Tensor::<3>::zeros([1, 2, 1], &device);
+            let options = GatedDeltaRuleOptions {
+                implementation,
+                ..Default::default()
+            };
+            let [q, k, v] = [(); 3].map(|()| x.clone());
+            let result = tree_gated_delta_rule(q, k, v, gate(), gate(), &recurrence, None, options);
+            result.output.sum().backward();
+            assert_eq!(native::calls::take(), expected);
+        }
+    }
+}
