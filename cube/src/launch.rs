@@ -2,7 +2,9 @@
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::{
-    kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor,
+    kernel::into_contiguous,
+    ops::numeric::{empty_device_contiguous_dtype, zeros_client},
+    tensor::CubeTensor,
 };
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
@@ -30,6 +32,17 @@ pub fn elem(dtype: DType) -> ElemType {
 pub fn empty(near: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     let (client, device) = (near.client.clone(), near.device.clone());
     empty_device_contiguous_dtype(client, device, shape.into(), dtype)
+}
+
+/// As [`empty`], all zeros. (Burn's own zeros may have gaps between rows, which kernels that count
+/// on none would write to.)
+pub fn zeros(near: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+    let (client, device) = (near.client.clone(), near.device.clone());
+    let shape = shape.into();
+    // A single row has no gaps.
+    let row = Shape::new([shape.num_elements()]);
+    let row = zeros_client(client.clone(), device.clone(), row, dtype);
+    CubeTensor::new_contiguous(client, device, shape, row.handle, dtype)
 }
 
 /// The same tensors with rows after one another, copied where they are not.

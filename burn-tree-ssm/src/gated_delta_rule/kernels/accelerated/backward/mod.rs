@@ -16,6 +16,7 @@ mod local;
 mod pairs;
 mod reverse_scan;
 mod scan;
+
 #[cfg(all(test, feature = "cuda"))]
 pub(super) mod transpiled;
 
@@ -23,12 +24,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::DType;
-use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use tree_training_cube::{address_type, elem, empty, units};
+use tree_training_cube::{address_type, elem, empty, units, zeros};
 
 use super::super::{Dims, Gradients};
 use super::blocks::WindowConfig;
@@ -151,10 +151,7 @@ impl<'a> Pass<'a> {
             ..
         } = dims;
         let near = &inputs.value;
-        let zeros = |of: &CubeTensor| {
-            let (client, device) = (of.client.clone(), of.device.clone());
-            zeros_client(client, device, of.meta.shape.clone(), of.dtype)
-        };
+        let zeros = |of: &CubeTensor| zeros(of, of.meta.shape.clone(), of.dtype);
         // Rows of padding are written by no kernel.
         let padding = (0..recurrence.rows()).any(|row| recurrence.is_padding(row));
         let gradient = |of: &CubeTensor| match padding {

@@ -16,12 +16,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::DType;
-use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use tree_training_cube::{elem, empty};
+use tree_training_cube::{elem, empty, zeros};
 
 use super::super::{Dims, Outputs};
 use super::blocks::ROWS;
@@ -107,7 +106,7 @@ impl<'a> Pass<'a> {
         let padding = (0..recurrence.rows()).any(|row| recurrence.is_padding(row));
         let shape = near.meta.shape.clone();
         let output = match padding {
-            true => zeros_client(near.client.clone(), near.device.clone(), shape, near.dtype),
+            true => zeros(near, shape, near.dtype),
             false => empty(near, shape, near.dtype),
         };
         let slots = recurrence.n_slots().max(1);
