@@ -10,15 +10,17 @@
 //!
 //! Every sum has one owner and a fixed order: two runs give the same bits.
 
+mod cube_window;
 mod gradients;
 mod initial;
 mod local;
 mod pairs;
 mod reverse_scan;
 mod scan;
-
+mod state_products;
 #[cfg(all(test, feature = "cuda"))]
 pub(super) mod transpiled;
+mod values;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -341,7 +343,7 @@ impl<'a> Pass<'a> {
             gated_delta_rule_backward_gradients::launch_unchecked(
                 &self.client,
                 cubes(self.recurrence.n_windows() * self.dims.key_heads),
-                CubeDim::new_1d(pairs::UNITS as u32),
+                CubeDim::new_1d(cube_window::UNITS as u32),
                 self.inputs.query.clone().into_buffer_arg(),
                 self.inputs.key.clone().into_buffer_arg(),
                 self.inputs.value.clone().into_buffer_arg(),

@@ -1,69 +1,154 @@
-//! Blocks of the kernel of a window's gradients: parts of states, and sums over pairs of rows.
+//! Sums over pairs of rows of a window.
 
 use cubecl::prelude::*;
 use tree_training_cube::matrix::*;
 
 use super::super::blocks::*;
+use super::cube_window::*;
 
-/// Units of a cube.
-pub(crate) const UNITS: usize = TILES * PLANE;
-/// Key columns of a part of the states, of which two are in shared memory at a time.
-pub(super) const PART: usize = 32;
-
-/// Starts copying `PART` key columns of the state before a window, and behind them those of the first
-/// `exit_rows` rows of the gradient of the state after it; the others become zero.
+/// Adds to the sums of the plane's rows what pairs of its rows with rows above give: `dP K` to those of
+/// the queries, `N K` to those of the keys, and to `below` the sums over columns of `E . K K^T . S`.
+/// `N` and `dP` go to their tiles, and sums of `Z` over pairs that cross an edge to the plane's
+/// column sums. `x`: the plane's rows of `X`.
 #[cube]
-pub(super) fn copy_part(
-    entry: u64,
-    exit: u64,
-    exit_rows: u32,
-    shared: u32,
-    unit: u32,
+pub(super) fn add_pairs<E: Float>(
+    of_query: &mut Array<Accumulator>,
+    of_key: &mut Array<Accumulator>,
+    below: &mut Array<f32>,
+    x: &Array<Fragment>,
+    window: &CubeWindow,
+    lane_rows: &LaneRows,
+    scale: f32,
     #[comptime] config: WindowConfig,
 ) {
     let (key_dim, value_dim) = comptime!((config.key_dim, config.value_dim));
-    let row_bytes = u64::cast_from(comptime!(2 * key_dim as u32));
-    let entry_rows = comptime!(value_dim as u32);
-    copy_spread_rows(
-        entry, row_bytes, shared, unit, entry_rows, value_dim, PART, UNITS,
-    );
-    let shared = shared + comptime!(tile_bytes(value_dim, PART) as u32);
-    copy_spread_rows(
-        exit, row_bytes, shared, unit, exit_rows, value_dim, PART, UNITS,
-    );
-    commit_copies();
-}
+    let key_stride = comptime!(row_stride(key_dim) as u32);
+    let value_stride = comptime!(row_stride(value_dim) as u32);
+    let square_stride = comptime!(row_stride(ROWS) as u32);
+    let by_rows = lane_offset_by_rows(window.lane, key_dim);
+    let by_columns = lane_offset_by_columns(window.lane, key_dim);
+    let value_by_rows = lane_offset_by_rows(window.lane, value_dim);
+    let value_by_columns = lane_offset_by_columns(window.lane, value_dim);
+    // Sums of Z over the columns before.
+    let mut before = 0.0f32;
+    let mut before_8 = 0.0f32;
+    for column_tile in 0..window.plane + 1 {
+        let right = column_tile * 16;
+        let key_rows = window.key + right * key_stride;
+        let of_plane = window.plane_row * key_stride + by_rows;
+        let with_key_rows = multiply_both::<E>(
+            window.key + of_plane,
+            window.query + of_plane,
+            key_rows + by_columns,
+            key_dim,
+        );
+        let with_u_rows = multiply_both_operands::<E>(
+            x,
+            window.grad_output + window.plane_row * value_stride + value_by_rows,
+            window.u + right * value_stride + value_by_columns,
+            value_dim,
+        );
 
-/// The part of a unit in the sum of all products of numbers at the same place of two parts.
-#[cube]
-pub(super) fn multiply_parts<E: Float>(
-    entry_part: u32,
-    exit_part: u32,
-    unit: u32,
-    #[comptime] config: WindowConfig,
-) -> f32 {
-    let row_chunks = comptime!((2 * PART / CHUNK) as u32);
-    let mut sum = 0.0f32;
-    #[unroll]
-    for pass in 0..comptime!(config.value_dim * 2 * PART / CHUNK / UNITS) {
-        let chunk = unit + comptime!((pass * UNITS) as u32);
-        let at = (chunk + chunk / row_chunks) * CHUNK as u32;
-        let of_entry = load_chunk(entry_part + at, 0usize);
-        let of_exit = load_chunk(exit_part + at, 0usize);
+        let mut of_keys = Array::<Accumulator>::new(2usize);
+        let mut of_products = Array::<Accumulator>::new(2usize);
+        // Z of the window.lane's rows and four columns.
+        let mut z = Array::<f32>::new(8usize);
+        #[unroll]
+        for half in 0..2usize {
+            let first = right + window.lane % 4 * 2 + comptime!(8 * half as u32);
+            let columns = columns(window.sums, window.ends, first);
+            let (keys, queries) = (with_key_rows[half], with_key_rows[half + 2]);
+            let (of_x, outputs) = (with_u_rows[half], with_u_rows[half + 2]);
+            let mut n = Accumulator::empty();
+            let mut p = Accumulator::empty();
+            #[unroll]
+            for i in 0..4usize {
+                let of = comptime!(i % 2);
+                let (of_row, of_sum, beta) = if comptime!(i < 2) {
+                    (window.row, lane_rows.sum, lane_rows.beta)
+                } else {
+                    (window.row + 8, lane_rows.sum_8, lane_rows.beta_8)
+                };
+                let decay = decay_from(&columns, of, of_row, of_sum);
+                let strict = select(first + comptime!(of as u32) < of_row, decay, 0.0f32);
+                let of_s = strict * of_x.extract(i);
+                let of_n = of_s * (-beta);
+                let of_p = decay * scale * outputs.extract(i);
+                let of_pair = of_s * keys.extract(i);
+                below[comptime!(i / 2)] += of_pair;
+                z[comptime!(i / 2 * 4 + half * 2 + of)] =
+                    of_n * keys.extract(i) + of_p * queries.extract(i);
+                n.insert(i, of_n);
+                p.insert(i, of_p);
+            }
+            of_keys[half] = n;
+            of_products[half] = p;
+        }
+        let n = pack_left::<E>(of_keys[0], of_keys[1]);
+        let p = pack_left::<E>(of_products[0], of_products[1]);
+        let at = window.row * square_stride + column_tile * 32 + window.lane % 4 * 4;
         #[unroll]
         for i in 0..4usize {
-            let (a, b) = (of_entry.extract(i), of_exit.extract(i));
-            sum += unpack_low::<E>(a) * unpack_low::<E>(b);
-            sum += unpack_high::<E>(a) * unpack_high::<E>(b);
+            let offset = comptime!(i % 2 * 8 * row_stride(ROWS) + i / 2 * 16);
+            store_word(window.inverse + at, offset, n.extract(i));
+            store_word(window.grad_product + at, offset, p.extract(i));
         }
+        #[unroll]
+        for tile in 0..comptime!(key_dim / 16) {
+            let right = load_block(key_rows + by_rows, comptime!(tile * 32), true);
+            add_product::<E>(of_query, comptime!(2 * tile), p, right);
+            add_product::<E>(of_key, comptime!(2 * tile), n, right);
+        }
+
+        before = add_crossings(
+            &z,
+            0usize,
+            before,
+            window.row,
+            right,
+            window.lane,
+            window.ends,
+            window.column_sums + window.plane * comptime!(4 * ROWS as u32),
+        );
+        before_8 = add_crossings(
+            &z,
+            4usize,
+            before_8,
+            window.row + 8,
+            right,
+            window.lane,
+            window.ends,
+            window.column_sums + window.plane * comptime!(4 * ROWS as u32),
+        );
     }
-    sum
+}
+
+/// Adds to the sums of the plane's rows of keys what pairs with rows below give: `dP^T Q + N^T K`.
+#[cube]
+pub(super) fn add_pairs_below<E: Float>(
+    of_key: &mut Array<Accumulator>,
+    window: &CubeWindow,
+    #[comptime] config: WindowConfig,
+) {
+    let key_dim = comptime!(config.key_dim);
+    let key_stride = comptime!(row_stride(key_dim) as u32);
+    let square_stride = comptime!(row_stride(ROWS) as u32);
+    let by_rows = lane_offset_by_rows(window.lane, key_dim);
+    let square_by_columns = lane_offset_by_columns(window.lane, ROWS);
+    for row_tile in window.plane..window.tiles {
+        let at = row_tile * 16 * square_stride + window.plane * 32 + square_by_columns;
+        let n = load_block(window.inverse + at, 0usize, true);
+        let p = load_block(window.grad_product + at, 0usize, true);
+        let rows_of = row_tile * 16 * key_stride + by_rows;
+        add_rows::<E>(of_key, p, window.query + rows_of, key_dim);
+        add_rows::<E>(of_key, n, window.key + rows_of, key_dim);
+    }
 }
 
 /// The products (two tiles each) of 16 rows of two tiles with 16 rows of a third; addresses of the
 /// first rows, plus the lane's offset by rows, by rows and by columns.
 #[cube]
-pub(super) fn multiply_both<E: Float>(
+fn multiply_both<E: Float>(
     first: u32,
     second: u32,
     right: u32,
@@ -84,7 +169,7 @@ pub(super) fn multiply_both<E: Float>(
 
 /// As [`multiply_both`], the first 16 rows being held as left operands.
 #[cube]
-pub(super) fn multiply_both_operands<E: Float>(
+fn multiply_both_operands<E: Float>(
     first: &Array<Fragment>,
     second: u32,
     right: u32,
@@ -102,43 +187,12 @@ pub(super) fn multiply_both_operands<E: Float>(
     products
 }
 
-/// A 16 x 16 block of the transposed inverse times the decays: its rows are the lane's `row` and the
-/// one eight further, its columns the window's rows from `first` on.
-#[cube]
-pub(super) fn transposed_decayed<E: Float>(
-    block: Fragment,
-    first: u32,
-    row: u32,
-    lane: u32,
-    sums: u32,
-    ends: u32,
-) -> Fragment {
-    let mut decayed = Fragment::empty();
-    #[unroll]
-    for i in 0..4usize {
-        // The block's rows are columns of the inverse: tokens above.
-        let token = row + comptime!((i % 2 * 8) as u32);
-        let sum = load_number(sums + token * 4, 0usize);
-        let end = load_word(ends + token * 4, 0usize);
-        let below = first + lane % 4 * 2 + comptime!((i / 2 * 8) as u32);
-        let of_below = load_pair(sums + below * 4, 0usize);
-        let packed = block.extract(i);
-        let (sum_0, sum_1) = (of_below.extract(0usize), of_below.extract(1usize));
-        let low = unpack_low::<E>(packed) * exp2(f32::reinterpret(sum_0) - sum);
-        let high = unpack_high::<E>(packed) * exp2(f32::reinterpret(sum_1) - sum);
-        let low = select(token <= below && below < end, low, 0.0f32);
-        let high = select(token <= below + 1 && below + 1 < end, high, 0.0f32);
-        decayed.insert(i, pack::<E>(low, high));
-    }
-    decayed
-}
-
 /// Adds to `column_sums`, for each of 16 columns from `first` on whose token is that of `row` or above
 /// it, the sum of the row's `z` over the columns before; `before` is that sum before the first
 /// column. A lane has four of the row's numbers from `at` on, of the columns that an accumulator
 /// pair gives it. Returns the sum after the last column.
 #[cube]
-pub(super) fn add_crossings(
+fn add_crossings(
     z: &Array<f32>,
     #[comptime] at: usize,
     before: f32,

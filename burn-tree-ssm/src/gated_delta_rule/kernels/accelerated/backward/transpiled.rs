@@ -109,7 +109,7 @@ pub(in super::super) fn backward_kernels(
         cases.push((of_reverse, Box::new(kernel), "mma.sync"));
     }
     let kernel = GatedDeltaRuleBackwardGradients::new(
-        settings(pairs::UNITS),
+        settings(cube_window::UNITS),
         device.clone(),
         target.clone(),
         b(),
