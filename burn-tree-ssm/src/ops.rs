@@ -1,5 +1,8 @@
 //! The operations that backends may override.
 
+// The macro that generates the implementations takes tuples.
+#![allow(clippy::type_complexity)]
+
 use std::sync::Arc;
 
 use burn::backend::{Backend, backend_extension, tensor::FloatTensor};

@@ -241,11 +241,18 @@ proptest! {
     }
 }
 
-/// Forests by name, the windows that they are cut into in order of rows (as lengths), and the
-/// lengths of the paths of each level.
+/// A forest by name, the windows that it is cut into in order of rows (as lengths), and the lengths
+/// of the paths of each level.
+type Cut = (
+    &'static str,
+    Forest,
+    &'static [usize],
+    &'static [&'static [usize]],
+);
+
 #[test]
 fn windows_of_small_trees() {
-    let cases: [(&str, Forest, &[usize], &[&[usize]]); 7] = [
+    let cases: [Cut; 7] = [
         (
             "one node of 130",
             Forest::comb(&[130], &[]),

@@ -20,7 +20,7 @@ pub fn sigmoid<N: Size>(x: Vector<f32, N>, #[comptime] approximate: bool) -> Vec
         #[unroll]
         for i in 0..N::value() {
             // -log2(e): e^-x as a power of two.
-            let power = exp2(x.extract(i) * -1.442_695f32);
+            let power = exp2(x.extract(i) * comptime!(-std::f32::consts::LOG2_E));
             result.insert(i, reciprocal(1.0f32 + power));
         }
         result

@@ -23,7 +23,7 @@ pub fn tree_causal_conv1d(
     let tails = initial_tails.map(|tails| tails.cast(wide));
     let weight: Tensor<2> = weight.cast(wide).transpose();
 
-    let zeros = x.clone().slice([0..1]).zeros_like();
+    let zeros = x.clone().slice_dim(0, 0..1).zeros_like();
 
     // The token `steps` above `row` on its path.
     let above = |mut row: usize, steps: usize| -> Tensor<2> {
@@ -49,7 +49,7 @@ pub fn tree_causal_conv1d(
             }
             row = parent as usize;
         }
-        x.clone().slice([row..row + 1])
+        x.clone().slice_dim(0, row..row + 1)
     };
 
     let convolve = |row: usize| {
@@ -59,7 +59,7 @@ pub fn tree_causal_conv1d(
         let mut sum = zeros.clone();
         for steps in 0..width {
             let tap = width - 1 - steps;
-            sum = sum + weight.clone().slice([tap..tap + 1]) * above(row, steps);
+            sum = sum + weight.clone().slice_dim(0, tap..tap + 1) * above(row, steps);
         }
         if options.silu { silu(sum) } else { sum }
     };

@@ -131,7 +131,6 @@ pub(crate) fn backward<E: Storage>(
             }
         }
     }
-    drop(targets);
     gradients
 }
 
