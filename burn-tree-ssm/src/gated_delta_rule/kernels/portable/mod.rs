@@ -16,6 +16,8 @@ mod gradients;
 mod launch;
 mod scan;
 mod tile;
+#[cfg(all(test, feature = "cuda"))]
+mod transpiled;
 mod window;
 
 use burn::backend::TensorMetadata;
