@@ -264,9 +264,9 @@ fn matrix_shapes() -> [(TreeRecurrence, Heads, f64); 4] {
     let nodes = std::iter::once((None, 70)).chain(leaves.map(|length| (Some(0), length)));
     let bushy = Batch::of(Forest(nodes.collect()), 64).recurrence();
     [
-        (bushy.clone(), heads(2, 2, 64, 64), SLOW),
-        (forked(), heads(1, 1, 64, 128), STRONG),
         (forked(), heads(1, 3, 128, 64), SLOW),
+        (forked(), heads(1, 1, 64, 128), STRONG),
+        (bushy.clone(), heads(2, 2, 64, 64), SLOW),
         (bushy, heads(2, 2, 128, 128), SLOW),
     ]
 }
