@@ -201,7 +201,7 @@ fn similar_keys() {
 fn zero_queries_and_keys() {
     let recurrence = recurrence(&Forest(vec![(None, 30), (Some(0), 70), (Some(0), 5)]));
     let inputs = Inputs::random(&recurrence, HEADS, SLOW, 7);
-    let zero = |row: usize| row % 3 == 0;
+    let zero = |row: usize| row.is_multiple_of(3);
     let inputs = Inputs {
         query: changed(&inputs.query, zero, |_| 0.0),
         key: changed(&inputs.key, zero, |_| 0.0),

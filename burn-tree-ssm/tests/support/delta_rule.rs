@@ -194,9 +194,12 @@ impl Inputs {
     }
 }
 
+/// Relative errors by name.
+pub type Errors = Vec<(&'static str, f64)>;
+
 impl Results {
     /// Relative errors of outputs and of gradients, by name.
-    pub fn errors(&self, expected: &Self) -> (Vec<(&'static str, f64)>, Vec<(&'static str, f64)>) {
+    pub fn errors(&self, expected: &Self) -> (Errors, Errors) {
         let mut outputs = vec![("output", relative_error(&self.output, &expected.output))];
         let mut gradients = vec![
             ("query", relative_error(&self.query, &expected.query)),
