@@ -72,13 +72,17 @@ pub trait TreeAttentionOps: Backend {
         visibility: Arc<Visibility>,
         settings: AttentionSettings,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let mask = generic::MaskPrimitives {
+        generic::attention_forward::<Self>(
+            query,
+            key,
+            value,
             key_start,
             key_end,
             key_position,
             query_position,
-        };
-        generic::attention_forward::<Self>(query, key, value, &mask, &visibility, settings)
+            &visibility,
+            settings,
+        )
     }
 
     /// Gradients of query, key and value from the gradient of the output, given output and
@@ -98,22 +102,17 @@ pub trait TreeAttentionOps: Backend {
         visibility: Arc<Visibility>,
         settings: AttentionSettings,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let mask = generic::MaskPrimitives {
+        generic::attention_backward::<Self>(
+            grad_output,
+            query,
+            key,
+            value,
+            output,
+            log_sum_exp,
             key_start,
             key_end,
             key_position,
             query_position,
-        };
-        generic::attention_backward::<Self>(
-            grad_output,
-            generic::ForwardTensors {
-                query,
-                key,
-                value,
-                output,
-                log_sum_exp,
-            },
-            &mask,
             &visibility,
             settings,
         )

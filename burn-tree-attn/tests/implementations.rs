@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::sync::RwLock;
+
 use burn::tensor::{DType, Device, Tensor};
 use burn_tree_attn::{
     AttentionImplementation, TreeAttentionError, TreeAttentionOptions, TreeMask, reference,
@@ -19,6 +21,9 @@ const ALL: [AttentionImplementation; 4] = [
     AttentionImplementation::Portable,
     AttentionImplementation::Accelerated,
 ];
+
+/// Kernels are counted for the whole process: whoever counts wants to be alone.
+static LAUNCHES: RwLock<()> = RwLock::new(());
 
 /// Head dimensions of query and key, and of the value.
 const HEAD_DIMS: [(usize, usize); 9] = [
@@ -131,6 +136,7 @@ fn compare_scaled(case: &Case, scale: Option<f64>, dtype: DType) -> Result<(), T
     if !computes_in(dtype) {
         return Ok(());
     }
+    let _launches = LAUNCHES.read();
     let exact = run(case, scale, None, dtype, DType::F64, &reference_device());
     let [forward, backward] = tolerances(dtype);
     let rows: usize = case.layouts().iter().map(|layout| layout.len()).sum();
@@ -276,12 +282,138 @@ fn many_more_keys_than_queries() {
     }
 }
 
+/// Shapes of packs are arguments of kernels: fifty of them compile no more than one.
+#[cfg(feature = "cubecl-backend")]
+#[test]
+fn other_shapes_compile_no_other_kernels() {
+    use cubecl::launched::LaunchedKernels;
+    use support::direct;
+
+    let Some(device) = direct::device() else {
+        println!("skipped: there are no kernels for this device");
+        return;
+    };
+    // On compute capability 9.0, head dimension 64 has kernels of its own.
+    for (implementation, dtype, dim) in [
+        (AttentionImplementation::Portable, DType::F32, 16),
+        (AttentionImplementation::Accelerated, DType::BF16, 64),
+        (AttentionImplementation::Accelerated, DType::F16, 80),
+    ] {
+        if !computes_in(dtype) || !available(dtype, dim, dim).contains(&implementation) {
+            println!("skipped: {implementation:?} kernels, {dtype:?}, {dim}: not on this device");
+            continue;
+        }
+        let _alone = LAUNCHES.write();
+        let launched = |packs: &[Case]| {
+            let collection = LaunchedKernels::new();
+            for pack in packs {
+                for result in direct::attend(pack, dtype, implementation, &device) {
+                    direct::values(result).unwrap();
+                }
+            }
+            collection.finish()
+        };
+        let one = case(vec![(None, 70), (Some(0), 9)], (dim, dim));
+        let fifty: Vec<Case> = (1..=50usize)
+            .map(|shape| {
+                let nodes = (0..shape).map(|node| (node.checked_sub(1 + node % 2), 1 + node % 7));
+                let mut pack = case(nodes.collect(), (dim, dim));
+                pack.rows[0].past = (0..shape as u32 % 5 * 30)
+                    .map(|key| (0.2, 0.7, key))
+                    .collect();
+                pack.padding = shape % 4;
+                pack.kv_heads = 1 + shape % 3;
+                if implementation == AttentionImplementation::Portable {
+                    pack.group = 1 + shape % 4;
+                }
+                pack
+            })
+            .collect();
+        let one = launched(&[one]);
+        let fifty = launched(&fifty);
+        assert!(!one.is_empty());
+        assert_eq!(
+            fifty.difference(&one).count(),
+            0,
+            "{implementation:?}, {dtype:?}, {dim}: besides {} kernels",
+            one.len()
+        );
+        println!(
+            "{implementation:?}, {dtype:?}, {dim}: {} kernels for {} packs",
+            one.len(),
+            51
+        );
+    }
+}
+
+/// More cubes than a launch can have.
+#[test]
+fn a_call_that_cannot_be_laid_out_is_refused() {
+    let device = device();
+    let mask = TreeMask::from_layouts(&[Forest(vec![(None, 1)]).layout()], 1, &device);
+    for (implementation, dtype, reason) in [
+        (
+            AttentionImplementation::Portable,
+            DType::F32,
+            "too many for one launch",
+        ),
+        (AttentionImplementation::Accelerated, DType::F16, "2^32"),
+    ] {
+        if !computes_in(dtype) {
+            continue;
+        }
+        let reason = match available(dtype, 16, 16).contains(&implementation) {
+            true => reason,
+            false => "",
+        };
+        // All heads are one in memory.
+        let heads =
+            || Tensor::<4>::zeros([1, 1, 1, 16], (&device, dtype)).expand([1, 1i64 << 32, 1, 16]);
+        let options = TreeAttentionOptions {
+            implementation,
+            ..Default::default()
+        };
+        let error = try_tree_attention(heads(), heads(), heads(), &mask, options).unwrap_err();
+        assert!(
+            matches!(error, TreeAttentionError::Implementation { requested, .. } if requested == implementation)
+                && error.to_string().contains(reason),
+            "{error}"
+        );
+    }
+}
+
+/// A device that fails later than at the call has no results to read: whatever depends on what
+/// failed is an error, nothing else is.
+#[test]
+fn a_failure_of_the_device_is_an_error_of_what_depends_on_it() {
+    if !is_cubecl() {
+        return;
+    }
+    let _launches = LAUNCHES.read();
+    let device = device();
+    let mask = TreeMask::from_layouts(&[Forest(vec![(None, 16)]).layout()], 16, &device);
+    let leaf =
+        |seed| Tensor::from_inner(random([1, 1, 16, 16], seed, DType::F32, &device)).require_grad();
+    let (query, key, value) = (leaf(1), leaf(2), leaf(3));
+    // 512 GiB of queries: no device has them.
+    let options = TreeAttentionOptions::default();
+    let queries = query.expand([1, 1 << 29, 16, 16]);
+    let output = try_tree_attention(queries, key.clone(), value.clone(), &mask, options).unwrap();
+    let gradients = output.clone().sum().backward();
+    assert!(output.slice([0..1, 0..1]).try_into_data().is_err());
+    for leaf in [key, value] {
+        assert!(leaf.grad(&gradients).unwrap().try_into_data().is_err());
+        assert!(leaf.try_into_data().is_ok());
+    }
+}
+
 #[test]
 fn an_implementation_that_cannot_run_is_refused() {
     let device = device();
     let mask = TreeMask::from_layouts(&[Forest(vec![(None, 2)]).layout()], 2, &device);
     // More than the kernels have registers for.
     let zeros = || Tensor::<4>::zeros([1, 1, 2, 5000], &device);
+    let _launches = LAUNCHES.read();
     for implementation in ALL {
         let options = TreeAttentionOptions {
             implementation,

@@ -1,6 +1,5 @@
 //! CubeCL runtimes: kernels where the device runs them, the generic bodies otherwise.
 
-use std::fmt::Display;
 use std::sync::Arc;
 
 use burn::backend::TensorMetadata;
@@ -8,10 +7,10 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn_cubecl::CubeBackend;
 
 use crate::TreeAttentionOps;
-use crate::generic::{self, ForwardTensors, MaskPrimitives};
+use crate::generic;
 use crate::kernels;
-use crate::kernels::attention::{self, Dims, Implementation};
-use crate::ops::{AttentionSettings, RopeDirection};
+use crate::kernels::attention::{self, Dims, Implementation, Unavailable};
+use crate::ops::{AttentionImplementation, AttentionSettings, RopeDirection};
 use crate::visibility::Visibility;
 
 impl TreeAttentionOps for CubeBackend {
@@ -30,17 +29,21 @@ impl TreeAttentionOps for CubeBackend {
             let inputs = [query.clone(), key.clone(), value.clone()];
             match attention::forward(implementation, inputs, &visibility, settings) {
                 Ok(results) => return results,
-                Err(reason) => fall_back(reason),
+                Err(reason) => fall_back(reason, settings),
             }
         }
         attention::launched("generic", "forward");
-        let mask = MaskPrimitives {
+        generic::attention_forward::<Self>(
+            query,
+            key,
+            value,
             key_start,
             key_end,
             key_position,
             query_position,
-        };
-        generic::attention_forward::<Self>(query, key, value, &mask, &visibility, settings)
+            &visibility,
+            settings,
+        )
     }
 
     fn tree_attention_backward(
@@ -69,24 +72,24 @@ impl TreeAttentionOps for CubeBackend {
             );
             match gradients {
                 Ok(gradients) => return gradients,
-                Err(reason) => fall_back(reason),
+                Err(reason) => fall_back(reason, settings),
             }
         }
         attention::launched("generic", "backward");
-        let mask = MaskPrimitives {
-            key_start,
-            key_end,
-            key_position,
-            query_position,
-        };
-        let forward = ForwardTensors {
+        generic::attention_backward::<Self>(
+            grad_output,
             query,
             key,
             value,
             output,
             log_sum_exp,
-        };
-        generic::attention_backward::<Self>(grad_output, forward, &mask, &visibility, settings)
+            key_start,
+            key_end,
+            key_position,
+            query_position,
+            &visibility,
+            settings,
+        )
     }
 
     fn rope(
@@ -101,7 +104,7 @@ impl TreeAttentionOps for CubeBackend {
 }
 
 /// What runs on the tensors' device; `None` for the generic bodies, with a warning unless they are
-/// asked for. ([`try_tree_attention`](crate::try_tree_attention) refused what cannot run.)
+/// asked for.
 fn implementation(
     query: &FloatTensor<CubeBackend>,
     key: &FloatTensor<CubeBackend>,
@@ -115,157 +118,118 @@ fn implementation(
         &Dims::new(query, key, value),
     );
     selected.unwrap_or_else(|reason| {
-        fall_back(reason);
+        fall_back(reason, settings);
         None
     })
 }
 
-fn fall_back(reason: impl Display) {
+/// Warns that the generic bodies run.
+///
+/// # Panics
+/// If something else was asked for, which [`try_tree_attention`](crate::try_tree_attention) refuses
+/// before dispatch.
+fn fall_back(reason: Unavailable, settings: AttentionSettings) {
+    let requested = settings.implementation;
+    assert!(
+        requested == AttentionImplementation::Automatic,
+        "tree_attention: the {requested:?} implementation is not available: {reason}"
+    );
     tracing::warn!(target: "burn_tree_attn", "tree attention from generic operations: {reason}");
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    use burn::backend::ops::{FloatTensorOps, IntTensorOps};
-    use burn::backend::{DispatchDevice, StreamId};
-    use burn::tensor::{DType, Device, Shape, TensorData};
-    use burn_cubecl::CubeDevice;
+    use burn::backend::StreamId;
+    use burn::backend::ops::FloatTensorOps;
+    use burn::tensor::{DType, Shape};
     use burn_cubecl::tensor::CubeTensor;
-    use cubecl::launched::LaunchedKernels;
     use cubecl::prelude::AddressType;
     use cubecl::server::Handle;
 
     use super::*;
+    use crate::support::direct::{attend, device, integers, random, values};
     use crate::support::events::Events;
-    use crate::support::{self, Forest};
-    use crate::{AttentionImplementation, TreeMask};
+    use crate::support::{Case, Forest, Row};
 
-    /// The device of `BURN_DEVICE`, if it is one of CubeCL.
-    fn device() -> Option<CubeDevice> {
-        match support::device().as_dispatch() {
-            DispatchDevice::Cube(device) => Some(device.clone()),
-            #[allow(unreachable_patterns, reason = "there may be no other backend")]
-            _ => None,
-        }
-    }
-
-    fn random(shape: [usize; 4], seed: u64, device: &CubeDevice) -> CubeTensor {
-        let data = support::random(shape, seed, DType::F32, &support::reference_device());
-        CubeBackend::float_from_data(data.into_data(), device)
-    }
-
-    fn values(tensor: CubeTensor) -> Vec<f32> {
-        let data = CubeBackend::float_into_data(tensor);
-        cubecl::future::block_on(data)
-            .unwrap()
-            .try_to_vec()
-            .unwrap()
-    }
-
-    /// Forward and backward without Fusion and autodiff; all results.
-    fn attend(
-        forest: Forest,
-        heads: [usize; 2],
-        implementation: AttentionImplementation,
-        device: &CubeDevice,
-    ) -> Vec<Vec<f32>> {
-        let layout = forest.layout();
-        let rows = layout.len();
-        let mask = TreeMask::from_layouts(&[layout], rows, &Device::new(device.clone()));
-        let visibility = mask.visibility();
-        // Kernels read the intervals from the plan, the generic bodies from tensors.
-        let int = |values: &[u32]| {
-            let values: Vec<i32> = values.iter().map(|&it| it as i32).collect();
-            let data = TensorData::new(values, [1, rows]);
-            <CubeBackend as IntTensorOps<CubeBackend>>::int_from_data(data, device)
-        };
-        let (key_start, key_end) = (int(visibility.key_start()), int(visibility.key_end()));
-        let position = int(visibility.query_position());
-        let settings = AttentionSettings {
-            scale: 0.25,
+    fn case() -> Case {
+        Case {
+            rows: vec![Row {
+                forest: Forest(vec![(None, 5), (Some(0), 2)]),
+                past: Vec::new(),
+            }],
+            padding: 0,
+            kv_heads: 1,
+            group: 2,
+            head_dim: 16,
+            value_dim: 16,
             softcap: None,
             sliding_window: None,
-            implementation,
-        };
-        let query = random([1, heads[0], rows, 16], 1, device);
-        let key = random([1, heads[1], rows, 16], 2, device);
-        let value = random([1, heads[1], rows, 16], 3, device);
-        let (output, log_sum_exp) = CubeBackend::tree_attention(
-            query.clone(),
-            key.clone(),
-            value.clone(),
-            key_start.clone(),
-            key_end.clone(),
-            position.clone(),
-            position.clone(),
-            visibility.clone(),
-            settings,
-        );
-        let gradients = CubeBackend::tree_attention_backward(
-            random([1, heads[0], rows, 16], 4, device),
-            query,
-            key,
-            value,
-            output.clone(),
-            log_sum_exp.clone(),
-            key_start,
-            key_end,
-            position.clone(),
-            position,
-            visibility.clone(),
-            settings,
-        );
-        let (query, key, value) = gradients;
-        [output, log_sum_exp, query, key, value]
-            .map(values)
-            .to_vec()
+            seed: 1,
+        }
     }
-
-    /// Tests that run kernels do so one after another, since one of them counts kernels.
-    static KERNELS: Mutex<()> = Mutex::new(());
 
     #[test]
     fn direct_calls_run_the_requested_implementation() {
         let Some(device) = device() else { return };
-        let _alone = KERNELS.lock();
         for (implementation, name) in [
             (AttentionImplementation::Generic, "generic"),
             (AttentionImplementation::Portable, "portable"),
         ] {
             let events = Events::default();
             tracing::subscriber::with_default(events.clone(), || {
-                let forest = Forest(vec![(None, 5), (Some(0), 2)]);
-                attend(forest, [2, 1], implementation, &device);
+                attend(&case(), DType::F32, implementation, &device);
             });
             let expected = ["forward", "backward"].map(|pass| format!("{name} {pass}"));
             assert_eq!(events.take(), expected);
         }
     }
 
+    /// The public functions refuse it before.
     #[test]
-    fn other_shapes_compile_no_other_kernels() {
+    fn a_direct_call_runs_what_is_asked_for_or_nothing() {
         let Some(device) = device() else { return };
-        let _alone = KERNELS.lock();
-        let run =
-            |forest, heads| attend(forest, heads, AttentionImplementation::Automatic, &device);
-        let collection = LaunchedKernels::new();
-        run(Forest(vec![(None, 70), (Some(0), 9)]), [2, 1]);
-        let first = collection.finish();
-        let collection = LaunchedKernels::new();
-        for shape in 1..=50usize {
-            let nodes = (0..shape).map(|node| (node.checked_sub(1 + node % 2), 1 + node % 7));
-            run(Forest(nodes.collect()), [[2, 1], [2, 2], [4, 1]][shape % 3]);
-        }
-        let others = collection.finish();
-        assert!(!first.is_empty());
-        assert_eq!(
-            others.difference(&first).count(),
-            0,
-            "of {} kernels",
-            first.len()
-        );
+        // Matrix instructions take 16-bit numbers.
+        let accelerated = AttentionImplementation::Accelerated;
+        let call = AssertUnwindSafe(|| attend(&case(), DType::F32, accelerated, &device));
+        let panic = catch_unwind(call).map(|_| ()).unwrap_err();
+        let text = panic.downcast_ref::<String>().unwrap();
+        let expected = "the Accelerated implementation is not available: F32 tensors";
+        assert!(text.contains(expected), "{text}");
+    }
+
+    #[test]
+    fn rope_is_in_place_if_nobody_else_holds_the_tensor() {
+        let Some(device) = device() else { return };
+        let rope = |x: CubeTensor, rows: u32| {
+            let positions = integers(&(0..rows).collect::<Vec<_>>(), 1, &device);
+            // The device has taken note of the tensor.
+            cubecl::future::block_on(x.client.sync()).unwrap();
+            CubeBackend::rope(x, positions, 1e4, 8, RopeDirection::Forward)
+        };
+        let memory = |tensor: &CubeTensor| tensor.handle.memory.descriptor().id;
+        // More heads than a unit turns, and dimensions that stay as they are.
+        let new = || random([1, 9, 3, 12], 1, DType::F32, &device);
+
+        let held = new();
+        let before = values(held.clone()).unwrap();
+        let turned = rope(held.clone(), 3);
+        assert_ne!(memory(&turned), memory(&held));
+        assert_eq!(values(held).unwrap(), before);
+        let expected = values(turned).unwrap();
+        assert_ne!(expected, before);
+
+        let alone = new();
+        let of_input = memory(&alone);
+        let turned = rope(alone, 3);
+        assert_eq!(memory(&turned), of_input);
+        assert_eq!(values(turned).unwrap(), expected);
+
+        // The result has its rows one after another, which these are not.
+        let transposed = CubeBackend::float_swap_dims(new(), 1, 2);
+        let of_input = memory(&transposed);
+        assert_ne!(memory(&rope(transposed, 9)), of_input);
     }
 
     /// Indices are as wide as the largest tensor asks for.

@@ -8,7 +8,7 @@ use burn::tensor::{Bytes, DType, Element, Shape, bf16, f16};
 use burn_flex::{FlexTensor, Layout};
 
 use crate::TreeAttentionOps;
-use crate::generic::{self, ForwardTensors, MaskPrimitives};
+use crate::generic;
 use crate::native::{self, Problem, Shapes, Storage};
 use crate::ops::{AttentionImplementation, AttentionSettings, RopeDirection};
 use crate::visibility::Visibility;
@@ -43,17 +43,14 @@ impl TreeAttentionOps for Flex {
         settings: AttentionSettings,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         if settings.implementation == AttentionImplementation::Generic {
-            let mask = MaskPrimitives {
-                key_start,
-                key_end,
-                key_position,
-                query_position,
-            };
             return generic::attention_forward::<Self>(
                 query,
                 key,
                 value,
-                &mask,
+                key_start,
+                key_end,
+                key_position,
+                query_position,
                 &visibility,
                 settings,
             );
@@ -79,23 +76,17 @@ impl TreeAttentionOps for Flex {
         settings: AttentionSettings,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         if settings.implementation == AttentionImplementation::Generic {
-            let mask = MaskPrimitives {
-                key_start,
-                key_end,
-                key_position,
-                query_position,
-            };
-            let forward = ForwardTensors {
+            return generic::attention_backward::<Self>(
+                grad_output,
                 query,
                 key,
                 value,
                 output,
                 log_sum_exp,
-            };
-            return generic::attention_backward::<Self>(
-                grad_output,
-                forward,
-                &mask,
+                key_start,
+                key_end,
+                key_position,
+                query_position,
                 &visibility,
                 settings,
             );
@@ -276,64 +267,53 @@ mod tests {
         let key = input([b, case.kv_heads, m, d], 2);
         let value = input([b, case.kv_heads, m, dv], 3);
         let grad = input([b, heads, n, dv], 4);
-        let settings = AttentionSettings {
-            scale: 2.0,
-            softcap: case.softcap,
-            sliding_window: case.sliding_window,
-            implementation: AttentionImplementation::Automatic,
-        };
-        let visibility = mask.visibility();
         let tensors = mask.tensors();
         let int = |tensor: Tensor<2, Int>| FlexTensor::from_data(tensor.into_data());
-        let primitives = generic::MaskPrimitives::<Flex> {
-            key_start: int(tensors.key_start),
-            key_end: int(tensors.key_end),
-            key_position: int(tensors.key_position),
-            query_position: int(tensors.query_position),
+        let (key_start, key_end) = (int(tensors.key_start), int(tensors.key_end));
+        let key_position = int(tensors.key_position);
+        let query_position = int(tensors.query_position);
+        let run = |implementation| {
+            let settings = AttentionSettings {
+                scale: 2.0,
+                softcap: case.softcap,
+                sliding_window: case.sliding_window,
+                implementation,
+            };
+            let (output, log_sum_exp) = Flex::tree_attention(
+                query.clone(),
+                key.clone(),
+                value.clone(),
+                key_start.clone(),
+                key_end.clone(),
+                key_position.clone(),
+                query_position.clone(),
+                mask.visibility().clone(),
+                settings,
+            );
+            let gradients = Flex::tree_attention_backward(
+                grad.clone(),
+                query.clone(),
+                key.clone(),
+                value.clone(),
+                output.clone(),
+                log_sum_exp.clone(),
+                key_start.clone(),
+                key_end.clone(),
+                key_position.clone(),
+                query_position.clone(),
+                mask.visibility().clone(),
+                settings,
+            );
+            [output, log_sum_exp, gradients.0, gradients.1, gradients.2]
         };
+        native::calls::take();
+        let ours = run(AttentionImplementation::Automatic);
+        assert_eq!(native::calls::take(), ["forward", "backward"]);
+        let generic = run(AttentionImplementation::Generic);
+        assert!(native::calls::take().is_empty());
 
-        let (output, log_sum_exp) = forward::<f64>(
-            query.clone(),
-            key.clone(),
-            value.clone(),
-            visibility,
-            settings,
-        );
-        let results = [output.clone(), log_sum_exp.clone(), grad.clone()];
-        let gradients = backward::<f64>(
-            query.clone(),
-            key.clone(),
-            value.clone(),
-            results,
-            visibility,
-            settings,
-        );
-        let (generic_output, generic_log_sum_exp) = generic::attention_forward::<Flex>(
-            query.clone(),
-            key.clone(),
-            value.clone(),
-            &primitives,
-            visibility,
-            settings,
-        );
-        let forward = generic::ForwardTensors {
-            query,
-            key,
-            value,
-            output: generic_output.clone(),
-            log_sum_exp: generic_log_sum_exp.clone(),
-        };
-        let generic_gradients =
-            generic::attention_backward::<Flex>(grad, forward, &primitives, visibility, settings);
-
-        let pairs = [
-            ("output", output, generic_output),
-            ("log_sum_exp", log_sum_exp, generic_log_sum_exp),
-            ("query", gradients.0, generic_gradients.0),
-            ("key", gradients.1, generic_gradients.1),
-            ("value", gradients.2, generic_gradients.2),
-        ];
-        for (name, ours, generic) in pairs {
+        let names = ["output", "log_sum_exp", "query", "key", "value"];
+        for (name, (ours, generic)) in names.into_iter().zip(ours.into_iter().zip(generic)) {
             let error = relative_error(&tensor(ours), &tensor(generic));
             // Sums in another order.
             prop_assert!(error < 1e-11, "{name}: {error:e}");

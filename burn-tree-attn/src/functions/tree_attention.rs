@@ -40,6 +40,10 @@ pub struct TreeAttentionOptions {
 /// Softmax and gradients follow Dao et al., *FlashAttention* (2022); soft capping is that of
 /// Gemma 2.
 ///
+/// Devices may compute later. If one fails then (it has too little memory, or refuses a kernel),
+/// that is an error of whoever reads the output or what depends on it:
+/// [`try_into_data`](Tensor::try_into_data) returns it. Nothing else is read in its place.
+///
 /// # Panics
 /// With the text of the error if [`try_tree_attention`] refuses the arguments.
 ///
@@ -89,7 +93,7 @@ pub fn try_tree_attention(
     check_shapes(query.dims(), key.dims(), value.dims(), mask)?;
     check_tensors(&query, &key, &value, mask)?;
     let settings = resolve(options, query.dims()[3])?;
-    check_implementation(options.implementation, &query, &key, &value)?;
+    check_implementation(&query, &key, &value, mask, settings)?;
     let tensors = mask.tensors();
     let (output, _log_sum_exp) = <Dispatch as TreeAttentionOps>::tree_attention(
         query.into_dispatch(),
@@ -185,15 +189,17 @@ fn check_tensors(
     Ok(())
 }
 
-/// Refuses a requested implementation that the device does not run.
+/// Refuses a requested implementation that does not run these tensors.
 #[cfg_attr(not(feature = "cubecl-backend"), allow(unused_variables))]
 fn check_implementation(
-    requested: AttentionImplementation,
     query: &Tensor<4>,
     key: &Tensor<4>,
     value: &Tensor<4>,
+    mask: &TreeMask,
+    settings: AttentionSettings,
 ) -> Result<(), TreeAttentionError> {
     use AttentionImplementation::{Automatic, Generic};
+    let requested = settings.implementation;
     if matches!(requested, Automatic | Generic) {
         return Ok(());
     }
@@ -203,9 +209,16 @@ fn check_implementation(
         #[cfg(feature = "cubecl-backend")]
         DispatchDevice::Cube(device) => {
             let dims = Dims::of_shapes(query.dims(), key.dims(), value.dims());
-            attention::select(requested, device, query.dtype(), &dims)
-                .map(|_| ())
-                .or_else(|unavailable| refuse(unavailable.0))
+            let with_backward = [query, key, value].iter().any(|it| it.is_autodiff());
+            attention::check(
+                device,
+                query.dtype(),
+                dims,
+                mask.visibility(),
+                settings,
+                with_backward,
+            )
+            .or_else(|unavailable| refuse(unavailable.0))
         }
         #[allow(unreachable_patterns, reason = "there may be no other backend")]
         _ => refuse(format!("{device:?} is not a CubeCL device")),

@@ -1,27 +1,36 @@
 //! Blocked tree attention: tiles of query rows against the runs of keys they see, memory
 //! O(N x tile).
 
-use burn::backend::tensor::FloatTensor;
+use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::Shape;
 
-use super::tile::{Dims, TileView, cast};
-use super::{ForwardTensors, MaskPrimitives, accumulation_dtype};
+use super::accumulation_dtype;
+use super::tile::{Dims, MaskPrimitives, TileView, cast};
 use crate::ops::AttentionSettings;
 use crate::visibility::Visibility;
 
 /// Query rows per tile.
 const TILE_ROWS: usize = 128;
 
-/// Output `[B, Hq, N, Dv]` and log-sum-exp `[B, Hq, N]`.
+/// As [`TreeAttentionOps::tree_attention`](crate::TreeAttentionOps::tree_attention).
 pub(crate) fn attention_forward<B: Backend>(
     query: FloatTensor<B>,
     key: FloatTensor<B>,
     value: FloatTensor<B>,
-    mask: &MaskPrimitives<B>,
+    key_start: IntTensor<B>,
+    key_end: IntTensor<B>,
+    key_position: IntTensor<B>,
+    query_position: IntTensor<B>,
     visibility: &Visibility,
     settings: AttentionSettings,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
+    let mask = MaskPrimitives::<B> {
+        key_start,
+        key_end,
+        key_position,
+        query_position,
+    };
     let dims = Dims::new(&query.shape(), &key.shape(), &value.shape());
     let (dtype, device) = (query.dtype(), query.device());
     let accumulation = accumulation_dtype(dtype);
@@ -29,7 +38,7 @@ pub(crate) fn attention_forward<B: Backend>(
     let mut outputs = vec![Vec::new(); dims.batch];
     let mut log_sums = vec![Vec::new(); dims.batch];
     for tile in plan.tiles() {
-        let view = TileView::new(dims, &plan, tile, mask, settings);
+        let view = TileView::new(dims, &plan, tile, &mask, settings);
         let (output, log_sum) = if view.keys.is_empty() {
             let zeros = |last, dtype| {
                 let shape = Shape::from([1, dims.query_heads, tile.rows.len(), last]);
@@ -62,21 +71,28 @@ pub(crate) fn attention_forward<B: Backend>(
     (stack::<B>(outputs), B::float_reshape(log_sum_exp, rows))
 }
 
-/// Gradients of query, key and value. Probabilities are recomputed from the log-sum-exp.
+/// As [`TreeAttentionOps::tree_attention_backward`](crate::TreeAttentionOps::tree_attention_backward).
+/// Probabilities are recomputed from the log-sum-exp.
 pub(crate) fn attention_backward<B: Backend>(
     grad_output: FloatTensor<B>,
-    forward: ForwardTensors<B>,
-    mask: &MaskPrimitives<B>,
+    query: FloatTensor<B>,
+    key: FloatTensor<B>,
+    value: FloatTensor<B>,
+    output: FloatTensor<B>,
+    log_sum_exp: FloatTensor<B>,
+    key_start: IntTensor<B>,
+    key_end: IntTensor<B>,
+    key_position: IntTensor<B>,
+    query_position: IntTensor<B>,
     visibility: &Visibility,
     settings: AttentionSettings,
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
-    let ForwardTensors {
-        query,
-        key,
-        value,
-        output,
-        log_sum_exp,
-    } = forward;
+    let mask = MaskPrimitives::<B> {
+        key_start,
+        key_end,
+        key_position,
+        query_position,
+    };
     let dims = Dims::new(&query.shape(), &key.shape(), &value.shape());
     let (dtype, device) = (query.dtype(), query.device());
     let accumulation = accumulation_dtype(dtype);
@@ -87,7 +103,7 @@ pub(crate) fn attention_backward<B: Backend>(
     let mut grad_value = B::float_zeros(value.shape(), &device, accumulation);
     let mut grad_queries = vec![Vec::new(); dims.batch];
     for tile in plan.tiles() {
-        let view = TileView::new(dims, &plan, tile, mask, settings);
+        let view = TileView::new(dims, &plan, tile, &mask, settings);
         if view.keys.is_empty() {
             let shape = Shape::from([1, dims.query_heads, tile.rows.len(), dims.head_dim]);
             grad_queries[tile.batch].push(B::float_zeros(shape, &device, dtype.into()));

@@ -6,7 +6,7 @@ use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, get_device_settings};
 use burn::tensor::{FloatDType, Shape, Slice};
 
-use super::{MaskPrimitives, accumulation_dtype};
+use super::accumulation_dtype;
 use crate::ops::AttentionSettings;
 use crate::visibility::{KeySpan, Tile, TilePlan};
 
@@ -40,6 +40,14 @@ impl Dims {
     fn group(&self) -> usize {
         self.query_heads / self.kv_heads
     }
+}
+
+/// Intervals and positions on the device: keys `[B, M]`, queries `[B, N]`.
+pub(super) struct MaskPrimitives<B: Backend> {
+    pub key_start: IntTensor<B>,
+    pub key_end: IntTensor<B>,
+    pub key_position: IntTensor<B>,
+    pub query_position: IntTensor<B>,
 }
 
 /// A tile's query rows `[Hkv, G * rows, ..]` (the query heads of a group folded into rows), and

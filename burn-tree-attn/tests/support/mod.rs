@@ -3,6 +3,8 @@
 // Not every test and benchmark uses everything.
 #![allow(dead_code, unused_imports)]
 
+#[cfg(feature = "cubecl-backend")]
+pub mod direct;
 pub mod events;
 
 use std::fmt;

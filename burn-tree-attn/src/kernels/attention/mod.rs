@@ -84,7 +84,7 @@ impl Implementation {
             ),
             Self::Portable => portable::check_available(properties, dtype, head_dim, value_dim),
             Self::Accelerated => {
-                accelerated::check_sizes(dims)?;
+                accelerated::check_sizes(properties, dims)?;
                 accelerated::check_available(properties, dtype, head_dim, value_dim)
             }
         }
@@ -109,6 +109,27 @@ pub(crate) fn select(
         AttentionImplementation::Portable => check(Portable),
         AttentionImplementation::Accelerated => check(Accelerated),
         AttentionImplementation::Automatic => check(Accelerated).or_else(|_| check(Portable)),
+    }
+}
+
+/// Refuses a call of a requested implementation that cannot run: for want of something on the device,
+/// or because its plans or launches cannot be made. Plans stay with the mask for the call itself.
+pub(crate) fn check(
+    device: &CubeDevice,
+    dtype: DType,
+    dims: Dims,
+    visibility: &Visibility,
+    settings: AttentionSettings,
+    with_backward: bool,
+) -> Result<(), Unavailable> {
+    match select(settings.implementation, device, dtype, &dims)? {
+        None => Ok(()),
+        Some(Implementation::Portable) => {
+            portable::check_launches(device, dtype, dims, visibility, settings)
+        }
+        Some(Implementation::Accelerated) => {
+            accelerated::check_plans(device, dims, visibility, settings, with_backward)
+        }
     }
 }
 

@@ -11,6 +11,7 @@ mod transpiled;
 mod warpgroup;
 
 use burn::tensor::DType;
+use burn_cubecl::CubeDevice;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -63,30 +64,69 @@ pub(crate) fn check_available(
     Ok(())
 }
 
-/// Refuses tensors that 32 bits cannot count as the kernels do: rows of queries, padded to whole
-/// tiles, in 16-byte chunks, and keys by fours.
-pub(crate) fn check_sizes(dims: &Dims) -> Result<(), Unavailable> {
+/// Refuses tensors that 32 bits cannot count as the kernels do (rows of queries, padded to whole
+/// tiles, in 16-byte chunks, and keys by fours), and launches of more cubes than there can be.
+pub(crate) fn check_sizes(properties: &DeviceProperties, dims: &Dims) -> Result<(), Unavailable> {
     let queries = dims.batch * dims.query_heads * dims.queries.next_multiple_of(TILE_ROWS);
     let keys = dims.batch * dims.kv_heads * dims.keys;
     let largest = (queries * (dims.head_dim / 8)).max(keys * (dims.head_dim / 4));
-    match u32::try_from(largest) {
-        Ok(_) => Ok(()),
-        Err(_) => Err(Unavailable(format!(
+    if u32::try_from(largest).is_err() {
+        return Err(Unavailable(format!(
             "{dims:?} exceed 2^32 chunks of 16 bytes"
-        ))),
+        )));
+    }
+    // Along x for all key tiles and query heads, along y for the query heads; other launches have
+    // fewer.
+    let of_keys = dims.batch * dims.keys.div_ceil(backward::TILES.keys) * dims.query_heads;
+    let of_heads = dims.query_heads / heads_of_cube(dims.group());
+    let (most_x, most_y, _) = properties.hardware.max_cube_count;
+    if of_keys > most_x as usize || of_heads > most_y as usize {
+        return Err(Unavailable(format!(
+            "{of_keys} and {of_heads} cubes in one launch, which has at most {most_x} and {most_y}"
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses a call whose plans cannot be made: of the forward pass and, if there will be one, of the
+/// backward pass.
+pub(crate) fn check_plans(
+    device: &CubeDevice,
+    dims: Dims,
+    visibility: &Visibility,
+    settings: AttentionSettings,
+    with_backward: bool,
+) -> Result<(), Unavailable> {
+    let window = settings.sliding_window;
+    visibility.device_plan(device, forward_tiles(dims.group()), window)?;
+    if with_backward {
+        visibility.device_plan(device, backward::TILES, window)?;
+    }
+    Ok(())
+}
+
+/// Query heads that share a cube of the forward kernels, which loads their keys once: the powers
+/// of two up to 8 keep whole 16-row blocks in one head.
+fn heads_of_cube(group: usize) -> usize {
+    1 << group.trailing_zeros().min(3)
+}
+
+/// Tiles of the forward kernels' plan, for a number of query heads per key head.
+fn forward_tiles(group: usize) -> TileShape {
+    TileShape {
+        query_rows: TILE_ROWS / heads_of_cube(group),
+        keys: stage::TILE_ROWS,
     }
 }
 
 /// The forward kernel for a head dimension and a number of query heads per key head.
 fn forward_config(head_dim: usize, group: usize, scores: ScoreMap, window: bool) -> ForwardConfig {
-    // Heads that share keys share a cube, which loads the keys once; the powers of two up to 8
-    // keep whole 16-row blocks in one head.
-    let heads = 1 << group.trailing_zeros().min(3);
+    let tiles = forward_tiles(group);
     ForwardConfig {
         head_dim,
-        query_rows: TILE_ROWS / heads,
-        heads,
-        key_rows: 64,
+        query_rows: tiles.query_rows,
+        heads: heads_of_cube(group),
+        key_rows: tiles.keys,
         // Rows of output sums are what fills the registers: 32 x 128 numbers per plane.
         planes: if head_dim <= 128 { 4 } else { 8 },
         stages: 2,
@@ -113,10 +153,7 @@ pub(crate) fn forward(
     let window = settings.sliding_window;
     let config = forward_config(dims.head_dim, dims.group(), scores, window.is_some());
     // Both kernels go by the same plan.
-    let tiles = TileShape {
-        query_rows: config.query_rows,
-        keys: config.key_rows,
-    };
+    let tiles = forward_tiles(dims.group());
     let plan = visibility.device_plan(&query.device, tiles, window)?;
 
     let (client, device) = (query.client.clone(), query.device.clone());
@@ -190,19 +227,26 @@ fn has_warpgroup_products(properties: &DeviceProperties, head_dim: usize) -> boo
     properties.identity.fingerprint == "ptx_sm90" && matches!(head_dim, 64 | 128)
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "cuda"))]
 mod tests {
+    use tree_training_cube::translation::Target;
+
     use super::*;
 
     #[test]
-    fn sizes_that_32_bits_cannot_count_are_refused() {
-        let of_rows = |batch, rows| {
-            let [query, key] = [16, 8].map(|heads| [batch, heads, rows, 128]);
-            check_sizes(&Dims::of_shapes(query, key, key))
+    fn sizes_that_the_kernels_cannot_count_are_refused() {
+        let device = Target::hopper().device;
+        let check = |batch, heads: [usize; 2], rows| {
+            let [query, key] = heads.map(|heads| [batch, heads, rows, 128]);
+            check_sizes(&device, &Dims::of_shapes(query, key, key))
         };
         // 2^28 rows of queries have 2^32 chunks.
-        assert_eq!(of_rows(1, (1 << 24) - 128), Ok(()));
-        assert!(of_rows(1, 1 << 24).is_err());
-        assert!(of_rows(1 << 10, 1 << 14).is_err());
+        assert_eq!(check(1, [16, 8], (1 << 24) - 128), Ok(()));
+        assert!(check(1, [16, 8], 1 << 24).is_err());
+        assert!(check(1 << 10, [16, 8], 1 << 14).is_err());
+        // A cube for each of these heads, or for two of them that share keys.
+        assert_eq!(check(1, [65535, 65535], 1), Ok(()));
+        assert!(check(1, [65536, 65536], 1).is_err());
+        assert_eq!(check(1, [131_070, 65535], 1), Ok(()));
     }
 }

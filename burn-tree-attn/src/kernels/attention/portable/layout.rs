@@ -81,7 +81,7 @@ impl Layout {
             })
     }
 
-    fn with_block(
+    pub(super) fn with_block(
         block: usize,
         vector: usize,
         head_dim: usize,

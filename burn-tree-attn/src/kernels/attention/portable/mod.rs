@@ -8,8 +8,11 @@ mod layout;
 mod scores;
 mod tile;
 
+use std::sync::Arc;
+
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
+use burn_cubecl::CubeDevice;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
@@ -17,11 +20,13 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use tree_training_cube::address_type;
 
+use super::device_plan::DevicePlan;
 use super::{Dims, Unavailable};
 use crate::generic::accumulation_dtype;
 use crate::kernels::elementwise_dim;
 use crate::ops::AttentionSettings;
 use crate::visibility::Visibility;
+use arguments::KernelShape;
 use layout::{Launch, Layout, Side, elem_types};
 
 /// Whether these kernels run on a device.
@@ -34,6 +39,44 @@ pub(crate) fn check_available(
     Layout::new(properties, dtype, head_dim, value_dim, None).map(|_| ())
 }
 
+/// Tiles of a call and the plan for them.
+fn lay_out(
+    device: &CubeDevice,
+    dtype: DType,
+    dims: Dims,
+    visibility: &Visibility,
+    settings: AttentionSettings,
+) -> Result<(Layout, Arc<DevicePlan>), Unavailable> {
+    let client = device.client();
+    let (head_dim, value_dim) = (dims.head_dim, dims.value_dim);
+    let layout = Layout::new(
+        client.properties(),
+        dtype,
+        head_dim,
+        value_dim,
+        Some(settings),
+    )?;
+    let plan = visibility.device_plan(device, layout.tiles, settings.sliding_window)?;
+    Ok((layout, plan))
+}
+
+/// Refuses a call whose plan or launches cannot be made.
+pub(crate) fn check_launches(
+    device: &CubeDevice,
+    dtype: DType,
+    dims: Dims,
+    visibility: &Visibility,
+    settings: AttentionSettings,
+) -> Result<(), Unavailable> {
+    let (layout, plan) = lay_out(device, dtype, dims, visibility, settings)?;
+    let client = device.client();
+    let launch = |side, shape| {
+        Launch::new(client.properties(), dims, settings, &plan, side, shape).map(|_| ())
+    };
+    launch(Side::Query, &layout.by_query)?;
+    launch(Side::Key, &layout.by_key)
+}
+
 /// Output and log-sum-exp, from contiguous tensors.
 pub(crate) fn forward(
     query: CubeTensor,
@@ -43,18 +86,23 @@ pub(crate) fn forward(
     settings: AttentionSettings,
 ) -> Result<(CubeTensor, CubeTensor), Unavailable> {
     let dims = Dims::new(&query, &key, &value);
+    let (layout, plan) = lay_out(&query.device, query.dtype, dims, visibility, settings)?;
+    run_forward(query, key, value, settings, layout.by_query, &plan)
+}
+
+/// The forward pass in given tiles, which the plan is for.
+fn run_forward(
+    query: CubeTensor,
+    key: CubeTensor,
+    value: CubeTensor,
+    settings: AttentionSettings,
+    shape: KernelShape,
+    plan: &DevicePlan,
+) -> Result<(CubeTensor, CubeTensor), Unavailable> {
+    let dims = Dims::new(&query, &key, &value);
     let (client, device, dtype) = (query.client.clone(), query.device.clone(), query.dtype);
     let properties = client.properties();
-    let layout = Layout::new(
-        properties,
-        dtype,
-        dims.head_dim,
-        dims.value_dim,
-        Some(settings),
-    )?;
-    let plan = visibility.device_plan(&device, layout.tiles, settings.sliding_window)?;
-    let shape = layout.by_query;
-    let launch = Launch::new(properties, dims, settings, &plan, Side::Query, &shape)?;
+    let launch = Launch::new(properties, dims, settings, plan, Side::Query, &shape)?;
 
     let rows = [dims.batch, dims.query_heads, dims.queries];
     let [stored, computed] = elem_types(dtype);
@@ -110,14 +158,7 @@ pub(crate) fn backward(
     let dims = Dims::new(&query, &key, &value);
     let (client, device, dtype) = (query.client.clone(), query.device.clone(), query.dtype);
     let properties = client.properties();
-    let layout = Layout::new(
-        properties,
-        dtype,
-        dims.head_dim,
-        dims.value_dim,
-        Some(settings),
-    )?;
-    let plan = visibility.device_plan(&device, layout.tiles, settings.sliding_window)?;
+    let (layout, plan) = lay_out(&device, dtype, dims, visibility, settings)?;
     let by_query = Launch::new(
         properties,
         dims,
@@ -254,4 +295,66 @@ fn key_value_gradients(
     let grad_key = part(0, key.shape());
     let grad_value = part(values_at, value.shape());
     (all, grad_key, grad_value, values_at)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::ops::FloatTensorOps;
+    use burn::tensor::Device;
+    use burn_cubecl::CubeBackend;
+
+    use super::*;
+    use crate::ops::{AttentionImplementation, RopeDirection};
+    use crate::support::Forest;
+    use crate::support::direct::{device, integers, random, values};
+    use crate::{TreeAttentionOps, TreeMask};
+
+    /// A launch that the device refuses leaves an error where its results would be, which goes on to
+    /// all that is computed from them, to whoever reads it.
+    #[test]
+    fn a_refused_launch_is_an_error_of_every_result() {
+        let Some(device) = device() else { return };
+        let settings = AttentionSettings {
+            scale: 1.0,
+            softcap: None,
+            sliding_window: None,
+            implementation: AttentionImplementation::Portable,
+        };
+        // Twice the largest tiles, which need more shared memory than WebGPU promises.
+        let layout = Layout::with_block(8, 4, 16, 16, Some(settings));
+        let (needed, hardware) = (
+            layout.by_query.shared_bytes(4),
+            device.client().properties().hardware.clone(),
+        );
+        if hardware.num_cpu_cores.is_some() || hardware.max_shared_memory_size >= needed {
+            println!("skipped: the device has {needed} bytes of shared memory");
+            return;
+        }
+        let layouts = [Forest(vec![(None, 3)]).layout()];
+        let mask = TreeMask::from_layouts(&layouts, 3, &Device::new(device.clone()));
+        let visibility = mask.visibility();
+        let plan = visibility.device_plan(&device, layout.tiles, None).unwrap();
+        let random = |seed| random([1, 1, 3, 16], seed, DType::F32, &device);
+        let (query, key) = (random(1), random(2));
+        let (output, log_sum_exp) = run_forward(
+            query.clone(),
+            key.clone(),
+            key.clone(),
+            settings,
+            layout.by_query,
+            &plan,
+        )
+        .unwrap();
+        let positions = integers(&[0, 1, 2], 1, &device);
+        let rotated = CubeBackend::rope(output.clone(), positions, 1e4, 16, RopeDirection::Forward);
+        let sum = CubeBackend::float_sum(output.clone());
+        let (next, _) = forward(key.clone(), rotated.clone(), key, visibility, settings).unwrap();
+        for result in [output, log_sum_exp, rotated, sum, next] {
+            let error = values(result).unwrap_err().to_string();
+            let expected = format!("Requested {needed} bytes");
+            assert!(error.contains(&expected), "{error}");
+        }
+        // What does not depend on it is there.
+        assert_eq!(values(query).unwrap().len(), 48);
+    }
 }

@@ -35,6 +35,12 @@ use query_warpgroup::tree_attention_backward_query_warpgroup;
 use splits::{KeyWork, SUM_UNITS, sum_partial_gradients};
 use statistics::row_statistics;
 
+/// Tiles of the backward kernels' plan.
+pub(super) const TILES: TileShape = TileShape {
+    query_rows: QUERY_ROWS,
+    keys: KEY_ROWS,
+};
+
 /// Bytes of shared memory that a cube of the backward pass needs at most.
 pub(super) fn shared_bytes(head_dim: usize) -> usize {
     let config = BackwardConfig::new(head_dim, 2, true, true);
@@ -57,11 +63,7 @@ pub(crate) fn backward(
     let window = settings.sliding_window;
     let capped = settings.softcap.is_some();
     let config = BackwardConfig::new(dims.head_dim, dims.group(), capped, window.is_some());
-    let tiles = TileShape {
-        query_rows: QUERY_ROWS,
-        keys: KEY_ROWS,
-    };
-    let plan = visibility.device_plan(&query.device, tiles, window)?;
+    let plan = visibility.device_plan(&query.device, TILES, window)?;
     let dtype = operand(query.dtype).expect("check_available allows f16 and bf16 only");
 
     let (client, device) = (query.client.clone(), query.device.clone());
