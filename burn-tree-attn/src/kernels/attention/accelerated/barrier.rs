@@ -18,6 +18,22 @@ pub(crate) fn init_barrier(barrier: u32, #[comptime] arrivals: usize) {
     );
 }
 
+/// Makes the barriers of two stages: at `filled` those that count the `units` units that copied, at
+/// `emptied` those that count the `planes` planes that are done with a stage. One unit does it.
+#[cube]
+pub(crate) fn init_stage_barriers(
+    filled: u32,
+    emptied: u32,
+    #[comptime] units: usize,
+    #[comptime] planes: usize,
+) {
+    #[unroll]
+    for slot in 0..2u32 {
+        init_barrier(filled + slot * BARRIER_BYTES as u32, units);
+        init_barrier(emptied + slot * BARRIER_BYTES as u32, planes);
+    }
+}
+
 /// Arrives at a barrier.
 #[cube]
 pub(crate) fn arrive(barrier: u32) {

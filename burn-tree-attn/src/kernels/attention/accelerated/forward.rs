@@ -4,6 +4,9 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::arguments::*;
+use super::copies::*;
+use super::softmax::*;
 use tree_training_cube::matrix::*;
 
 /// Compile-time shape of the forward kernel: it depends on the dtype, the head dimension, the
@@ -27,18 +30,6 @@ pub(crate) struct ForwardConfig {
     pub scores: ScoreMap,
     /// Whether there is a sliding window.
     pub window: bool,
-}
-
-/// What happens to a product of query and key before the softmax, which multiplies by a positive
-/// number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum ScoreMap {
-    /// Nothing.
-    Plain,
-    /// It is multiplied by any number, such as a negative scale.
-    Multiplied,
-    /// It is multiplied by any number and becomes its hyperbolic tangent.
-    Capped,
 }
 
 impl ForwardConfig {
@@ -68,13 +59,6 @@ impl ForwardConfig {
     }
 }
 
-/// Scores start from here instead of minus infinity, so that the difference of two maxima is a
-/// number: lower than any score that f32 sums of 16-bit products reach in practice.
-pub(crate) const LOWEST: f32 = -1e30;
-/// Growth of a row's maximum, as a power of two, up to which its sums are not rescaled.
-pub(crate) const SLACK: f32 = 8.0;
-pub(crate) const LN_2: f32 = core::f32::consts::LN_2;
-
 /// Starts the copies of the tile of a plan's entry into the stage at `stage`.
 ///
 /// `first_key`, `first_interval`: the batch row and head's first key in `key` and `value`, and the
@@ -83,9 +67,7 @@ pub(crate) const LN_2: f32 = core::f32::consts::LN_2;
 fn copy_stage<E: Float>(
     key: &[E],
     value: &[E],
-    key_start: &[u32],
-    key_end: &[u32],
-    key_position: &[u32],
+    mask: &Mask,
     first_key: u64,
     first_interval: u32,
     n_keys: u32,
@@ -124,39 +106,14 @@ fn copy_stage<E: Float>(
             units,
             true,
         );
-        // Intervals may begin at any multiple of 4 bytes, so they are copied word by word.
-        let words = stage + comptime!(2 * tile_bytes(rows, dim) as u32);
-        let from = u64::cast_from(first_interval + first) * 4;
-        copy_words(
-            global_address::<u32>(key_start) + from,
-            words,
+        copy_intervals(
+            mask,
+            stage + comptime!(2 * tile_bytes(rows, dim) as u32),
+            first_interval + first,
+            UNIT_POS_X,
             valid,
-            config,
-        );
-        let words = words + comptime!(4 * rows as u32);
-        copy_words(global_address::<u32>(key_end) + from, words, valid, config);
-        if comptime!(config.window) {
-            let words = words + comptime!(4 * rows as u32);
-            copy_words(
-                global_address::<u32>(key_position) + from,
-                words,
-                valid,
-                config,
-            );
-        }
-    }
-}
-
-/// Starts copying a word for each key of a tile, zeros from key `valid` on.
-#[cube]
-fn copy_words(from: u64, to: u32, valid: u32, #[comptime] config: ForwardConfig) {
-    // There are fewer keys than units.
-    let index = UNIT_POS_X;
-    if index < comptime!(config.key_rows as u32) {
-        copy_word_or_zero(
-            from + u64::cast_from(index) * 4,
-            to + index * 4,
-            index < valid,
+            comptime!(4 * rows),
+            config.window,
         );
     }
 }
@@ -164,8 +121,7 @@ fn copy_words(from: u64, to: u32, valid: u32, #[comptime] config: ForwardConfig)
 /// Attention of one tile of query rows of up to 8 heads that share a key head.
 ///
 /// * `query`, `output` `[B, Hq, N, D]`, `key`, `value` `[B, Hkv, M, D]`, contiguous
-/// * `key_start`, `key_end`, `key_position` `[B, M]`, `query_position` `[B, N]`
-/// * `offsets`, `entries`, `order`: the plan by query tiles of `query_rows` x `key_rows`
+/// * `lists`: the plan by query tiles of `query_rows` x `key_rows`
 /// * `output` as 16-byte chunks, `log_sum_exp` `[B, Hq, N]`
 /// * `score_factor`: the number of [`ScoreMap`]; `scale_log2`: factor of what comes out of it,
 ///   times log2(e)
@@ -176,13 +132,8 @@ pub(crate) fn tree_attention_forward<E: Float>(
     query: &[E],
     key: &[E],
     value: &[E],
-    key_start: &[u32],
-    key_end: &[u32],
-    key_position: &[u32],
-    query_position: &[u32],
-    offsets: &[u32],
-    entries: &[u32],
-    order: &[u32],
+    mask: Mask,
+    lists: Lists,
     output: &mut [Vector<u32, Const<4>>],
     log_sum_exp: &mut [f32],
     n_queries: u32,
@@ -197,8 +148,6 @@ pub(crate) fn tree_attention_forward<E: Float>(
 ) {
     let dim = comptime!(config.head_dim);
     let stride = comptime!(row_stride(dim));
-    let query_rows = comptime!(config.query_rows as u32);
-    let heads = comptime!(config.heads as u32);
     let blocks = comptime!(config.blocks());
     // 8-column tiles of the scores and of the output.
     let score_tiles = comptime!(config.key_rows / 8);
@@ -206,14 +155,12 @@ pub(crate) fn tree_attention_forward<E: Float>(
 
     let lane = UNIT_POS_X % 32;
     let plane_row = UNIT_POS_X / 32 * comptime!((blocks * 16) as u32);
-    let tiles = n_queries.div_ceil(query_rows);
-    let tile = order[CUBE_POS_X as usize];
-    let batch = tile / tiles;
-    let first_query = tile % tiles * query_rows;
-    let first_head = CUBE_POS_Y * heads;
+    let tiles = n_queries.div_ceil(comptime!(config.query_rows as u32));
+    let tile = tile_at(&lists, CUBE_POS_X, tiles, config.query_rows);
+    let first_head = CUBE_POS_Y * comptime!(config.heads as u32);
     // Row of [B * Hq] and of [B * Hkv].
-    let query_row = batch * query_heads + first_head;
-    let key_row = batch * (query_heads / group) + first_head / group;
+    let query_row = tile.batch * query_heads + first_head;
+    let key_row = tile.batch * (query_heads / group) + first_head / group;
 
     let memory = Shared::<[u32]>::new_aligned_slice(comptime!(config.shared_bytes() / 4), 16usize);
     let shared = shared_address(&memory);
@@ -221,18 +168,18 @@ pub(crate) fn tree_attention_forward<E: Float>(
     let stage_bytes = comptime!(config.stage_bytes() as u32);
 
     let first_key = u64::cast_from(key_row) * u64::cast_from(n_keys);
-    let first_interval = batch * n_keys;
+    let first_interval = tile.batch * n_keys;
 
-    let begin = offsets[tile as usize];
-    let end = offsets[tile as usize + 1];
+    let begin = lists.offsets[tile.number as usize];
+    let end = lists.offsets[tile.number as usize + 1];
 
     #[unroll]
     for head in 0..comptime!(config.heads) {
         let row = u64::cast_from(query_row + comptime!(head as u32)) * u64::cast_from(n_queries)
-            + u64::cast_from(first_query);
+            + u64::cast_from(tile.first);
         let from = global_address::<E>(query) + row * comptime!(2 * dim as u64);
         let to = shared + comptime!((head * config.query_rows * stride) as u32);
-        let valid = n_queries - first_query;
+        let valid = n_queries - tile.first;
         copy_rows(
             from,
             to,
@@ -248,13 +195,11 @@ pub(crate) fn tree_attention_forward<E: Float>(
         copy_stage::<E>(
             key,
             value,
-            key_start,
-            key_end,
-            key_position,
+            &mask,
             first_key,
             first_interval,
             n_keys,
-            entries[begin as usize],
+            lists.entries[begin as usize],
             stages,
             config,
         );
@@ -286,18 +231,16 @@ pub(crate) fn tree_attention_forward<E: Float>(
         // This stage has landed, and no plane reads the other one any more.
         wait_copies(0usize);
         sync_cube();
-        let entry = entries[index as usize];
+        let entry = lists.entries[index as usize];
         if index + 1 < end {
             copy_stage::<E>(
                 key,
                 value,
-                key_start,
-                key_end,
-                key_position,
+                &mask,
                 first_key,
                 first_interval,
                 n_keys,
-                entries[index as usize + 1],
+                lists.entries[index as usize + 1],
                 next_stage,
                 config,
             );
@@ -347,12 +290,8 @@ pub(crate) fn tree_attention_forward<E: Float>(
                 let mut mapped = Accumulator::empty();
                 #[unroll]
                 for j in 0..4usize {
-                    let score = scores[i].extract(j) * score_factor;
-                    if comptime!(config.scores == ScoreMap::Capped) {
-                        mapped.insert(j, tanh(score));
-                    } else {
-                        mapped.insert(j, score);
-                    }
+                    let score = scores[i].extract(j);
+                    mapped.insert(j, mapped_score(score, score_factor, config.scores));
                 }
                 scores[i] = mapped;
             }
@@ -361,9 +300,9 @@ pub(crate) fn tree_attention_forward<E: Float>(
             mask_scores(
                 &mut scores,
                 stage + comptime!(2 * tile_bytes(config.key_rows, dim) as u32) + lane % 4 * 8,
-                query_position,
-                batch * n_queries,
-                first_query,
+                &mask,
+                tile.batch * n_queries,
+                tile.first,
                 n_queries,
                 plane_row + lane / 4,
                 window,
@@ -472,6 +411,12 @@ pub(crate) fn tree_attention_forward<E: Float>(
     sync_cube();
 
     // Each plane stages its rows where its rows of the query were.
+    let output_rows = OutputRows {
+        query_row,
+        first_query: tile.first,
+        n_queries,
+        query_rows: config.query_rows,
+    };
     let store_address = shared + (plane_row + lane / 4) * comptime!(stride as u32) + lane % 4 * 4;
     #[unroll]
     for row in 0..comptime!(2 * blocks) {
@@ -490,12 +435,16 @@ pub(crate) fn tree_attention_forward<E: Float>(
             store_word(store_address, offset, word);
         }
         let tile_row = plane_row + lane / 4 + comptime!((block * 16 + half * 8) as u32);
-        let query_index = first_query + tile_row % query_rows;
-        if lane % 4 == 0 && query_index < n_queries {
-            let at = (query_row + tile_row / query_rows) * n_queries + query_index;
-            let value = (row_maximum[row] * scale_log2 + log2(total)) * LN_2;
-            log_sum_exp[at as usize] = select(seen, value, 0.0f32);
-        }
+        output_rows.store_log_sum_exp(
+            log_sum_exp,
+            tile_row,
+            lane,
+            &row_maximum,
+            row,
+            total,
+            scale_log2,
+            seen,
+        );
     }
     sync_plane();
     let row_chunks = comptime!((2 * dim / CHUNK) as u32);
@@ -505,10 +454,10 @@ pub(crate) fn tree_attention_forward<E: Float>(
         let chunk = lane + comptime!((pass * PLANE) as u32);
         let tile_row = plane_row + chunk / row_chunks;
         let column = chunk % row_chunks;
-        let query_index = first_query + tile_row % query_rows;
-        if query_index < n_queries {
+        let query = output_rows.query(tile_row);
+        if query < n_queries {
             let from = shared + tile_row * comptime!(stride as u32) + column * CHUNK as u32;
-            let at = (query_row + tile_row / query_rows) * n_queries + query_index;
+            let at = output_rows.at(tile_row, query);
             output[(at * row_chunks + column) as usize] = load_chunk(from, 0usize);
         }
     }
@@ -522,7 +471,7 @@ pub(crate) fn tree_attention_forward<E: Float>(
 fn mask_scores(
     scores: &mut Array<Accumulator>,
     intervals: u32,
-    query_position: &[u32],
+    mask: &Mask,
     first_position: u32,
     first_query: u32,
     n_queries: u32,
@@ -530,40 +479,41 @@ fn mask_scores(
     window: u32,
     #[comptime] config: ForwardConfig,
 ) {
-    let blocks = comptime!(config.blocks());
+    let lane_rows = comptime!(2 * config.blocks());
     let score_tiles = comptime!(config.key_rows / 8);
-    let query_rows = comptime!(config.query_rows as u32);
     let array_bytes = comptime!(config.key_rows * 4);
-    let mut query_index = Array::<u32>::new(comptime!(2 * blocks));
-    let mut positions = Array::<u32>::new(comptime!(2 * blocks));
-    #[unroll]
-    for row in 0..comptime!(2 * blocks) {
-        let offset = comptime!((row / 2 * 16 + row % 2 * 8) as u32);
-        let index = first_query + (tile_row + offset) % query_rows;
-        query_index[row] = index;
-        if comptime!(config.window) {
-            // Rows past the last one see nothing anyway.
-            let index = min(index, n_queries - 1);
-            positions[row] = query_position[(first_position + index) as usize];
-        }
-    }
+    let rows = rows_of_lane(
+        mask,
+        first_position,
+        first_query,
+        n_queries,
+        tile_row,
+        lane_rows,
+        config.query_rows,
+        config.window,
+    );
     #[unroll]
     for n in 0..score_tiles {
         let starts = load_pair(intervals, comptime!(n * 32));
         let ends = load_pair(intervals, comptime!(n * 32 + array_bytes));
         #[unroll]
-        for row in 0..comptime!(2 * blocks) {
+        for row in 0..lane_rows {
             let (block, half) = comptime!((row / 2, row % 2));
             let at = comptime!(block * score_tiles + n);
             let mut tile = scores[at];
             #[unroll]
             for column in 0..2usize {
-                let mut visible = query_index[row] >= starts.extract(column)
-                    && query_index[row] < ends.extract(column);
-                if comptime!(config.window) {
-                    let of_keys = load_pair(intervals, comptime!(n * 32 + 2 * array_bytes));
-                    visible = visible && positions[row] < of_keys.extract(column) + window;
-                }
+                let visible = sees(
+                    &rows,
+                    row,
+                    starts,
+                    ends,
+                    column,
+                    intervals,
+                    comptime!(n * 32 + 2 * array_bytes),
+                    window,
+                    config.window,
+                );
                 let element = comptime!(2 * half + column);
                 let score = select(visible, tile.extract(element), f32::NEG_INFINITY);
                 tile.insert(element, score);

@@ -4,8 +4,10 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::arguments::*;
 use super::barrier::*;
-use super::forward::{LN_2, LOWEST, SLACK, ScoreMap};
+use super::copies::*;
+use super::softmax::*;
 use super::stage::*;
 use super::warpgroup::*;
 use tree_training_cube::matrix::*;
@@ -83,13 +85,8 @@ pub(crate) fn tree_attention_forward_warpgroup<E: Float>(
     query: &[E],
     key: &[E],
     value: &[E],
-    key_start: &[u32],
-    key_end: &[u32],
-    key_position: &[u32],
-    query_position: &[u32],
-    offsets: &[u32],
-    entries: &[u32],
-    order: &[u32],
+    mask: Mask,
+    lists: Lists,
     output: &mut [Vector<u32, Const<4>>],
     log_sum_exp: &mut [f32],
     n_queries: u32,
@@ -103,17 +100,14 @@ pub(crate) fn tree_attention_forward_warpgroup<E: Float>(
     #[define(E)] _dtype: ElemType,
 ) {
     let dim = comptime!(config.head_dim);
-    let query_rows = comptime!(config.query_rows as u32);
-    let tiles = n_queries.div_ceil(query_rows);
-    let tile = order[CUBE_POS_X as usize];
-    let batch = tile / tiles;
-    let first_query = tile % tiles * query_rows;
+    let tiles = n_queries.div_ceil(comptime!(config.query_rows as u32));
+    let tile = tile_at(&lists, CUBE_POS_X, tiles, config.query_rows);
     let first_head = CUBE_POS_Y * comptime!(config.heads as u32);
     // Row of [B * Hq] and of [B * Hkv].
-    let query_row = batch * query_heads + first_head;
-    let key_row = batch * (query_heads / group) + first_head / group;
-    let begin = offsets[tile as usize];
-    let end = offsets[tile as usize + 1];
+    let query_row = tile.batch * query_heads + first_head;
+    let key_row = tile.batch * (query_heads / group) + first_head / group;
+    let begin = lists.offsets[tile.number as usize];
+    let end = lists.offsets[tile.number as usize + 1];
 
     let memory =
         Shared::<[u32]>::new_aligned_slice(comptime!(config.shared_bytes() / 4), 1024usize);
@@ -152,19 +146,18 @@ pub(crate) fn tree_attention_forward_warpgroup<E: Float>(
             wait_barrier(barrier + 8, parity);
             #[unroll]
             for half in 0..2u32 {
-                let (entry, valid) = entry_of(entries, index + half, end, n_keys);
+                let (entry, valid) = entry_of(&lists.entries, index + half, end, n_keys);
                 let first = (entry >> 1) * TILE_ROWS as u32;
                 if entry & 1 == 1 {
-                    let words = words + comptime!(half * 4 * TILE_ROWS as u32);
-                    let from = u64::cast_from(batch * n_keys + first) * 4;
-                    copy_words(global_address::<u32>(key_start) + from, words, unit, valid);
-                    let words = words + comptime!(4 * STAGE_ROWS as u32);
-                    copy_words(global_address::<u32>(key_end) + from, words, unit, valid);
-                    if comptime!(config.window) {
-                        let words = words + comptime!(4 * STAGE_ROWS as u32);
-                        let from = global_address::<u32>(key_position) + from;
-                        copy_words(from, words, unit, valid);
-                    }
+                    copy_intervals(
+                        &mask,
+                        words + comptime!(half * 4 * TILE_ROWS as u32),
+                        tile.batch * n_keys + first,
+                        unit,
+                        valid,
+                        comptime!(4 * STAGE_ROWS),
+                        config.window,
+                    );
                 }
                 let row = first_key + u64::cast_from(first);
                 let from = global_address::<E>(key) + row * comptime!(2 * dim as u64);
@@ -178,7 +171,7 @@ pub(crate) fn tree_attention_forward_warpgroup<E: Float>(
             wait_barrier(barrier + 24, parity);
             #[unroll]
             for half in 0..2u32 {
-                let (entry, valid) = entry_of(entries, index + half, end, n_keys);
+                let (entry, valid) = entry_of(&lists.entries, index + half, end, n_keys);
                 let row = first_key + u64::cast_from((entry >> 1) * TILE_ROWS as u32);
                 let from = global_address::<E>(value) + row * comptime!(2 * dim as u64);
                 let to = key_stage + comptime!(config.key_bytes() as u32);
@@ -201,13 +194,12 @@ pub(crate) fn tree_attention_forward_warpgroup<E: Float>(
     } else {
         compute::<E>(
             query,
-            query_position,
-            entries,
+            &mask,
+            &lists,
             output,
             log_sum_exp,
             n_queries,
-            batch,
-            first_query,
+            tile,
             query_row,
             begin,
             end,
@@ -225,13 +217,12 @@ pub(crate) fn tree_attention_forward_warpgroup<E: Float>(
 #[cube]
 fn compute<E: Float>(
     query: &[E],
-    query_position: &[u32],
-    entries: &[u32],
+    mask: &Mask,
+    lists: &Lists,
     output: &mut [Vector<u32, Const<4>>],
     log_sum_exp: &mut [f32],
     n_queries: u32,
-    batch: u32,
-    first_query: u32,
+    tile: Tile,
     query_row: u32,
     begin: u32,
     end: u32,
@@ -243,7 +234,6 @@ fn compute<E: Float>(
     #[comptime] config: WarpgroupForwardConfig,
 ) {
     let dim = comptime!(config.head_dim);
-    let query_rows = comptime!(config.query_rows as u32);
     let score_tiles = comptime!(STAGE_ROWS / 8);
     let output_tiles = comptime!(dim / 8);
     let size!(ScoreSize) = comptime!(STAGE_ROWS / 2);
@@ -258,12 +248,12 @@ fn compute<E: Float>(
     #[unroll]
     for head in 0..comptime!(config.heads) {
         let row = u64::cast_from(query_row + comptime!(head as u32)) * u64::cast_from(n_queries)
-            + u64::cast_from(first_query);
+            + u64::cast_from(tile.first);
         copy_panel_rows(
             global_address::<E>(query) + row * comptime!(2 * dim as u64),
             shared + comptime!((head * config.query_rows * 128) as u32),
             unit,
-            n_queries - first_query,
+            n_queries - tile.first,
             config.query_rows,
             comptime!(config.rows()),
             dim,
@@ -330,12 +320,8 @@ fn compute<E: Float>(
             let mut mapped = Vector::<f32, ScoreSize>::empty();
             #[unroll]
             for i in 0..comptime!(STAGE_ROWS / 2) {
-                let score = scores.extract(i) * score_factor;
-                if comptime!(config.scores == ScoreMap::Capped) {
-                    mapped.insert(i, tanh(score));
-                } else {
-                    mapped.insert(i, score);
-                }
+                let score = scores.extract(i);
+                mapped.insert(i, mapped_score(score, score_factor, config.scores));
             }
             scores = mapped;
         }
@@ -345,15 +331,16 @@ fn compute<E: Float>(
             + lane % 4 * 8;
         #[unroll]
         for half in 0..2usize {
-            let (entry, _valid) = entry_of(entries, index + comptime!(half as u32), end, 0u32);
+            let (entry, _valid) =
+                entry_of(&lists.entries, index + comptime!(half as u32), end, 0u32);
             if entry & 1 == 1 {
                 scores = mask_scores::<ScoreSize>(
                     scores,
                     words,
                     half,
-                    query_position,
-                    batch * n_queries,
-                    first_query,
+                    mask,
+                    tile.batch * n_queries,
+                    tile.first,
                     n_queries,
                     plane_row + lane / 4,
                     window,
@@ -436,6 +423,12 @@ fn compute<E: Float>(
 
     // Each squad stages its rows where its rows of the query were, once all its planes are done.
     wait_for_units(4 + squad, comptime!(PLANES * PLANE));
+    let output_rows = OutputRows {
+        query_row,
+        first_query: tile.first,
+        n_queries,
+        query_rows: config.query_rows,
+    };
     let mut factors = Array::<f32>::new(2usize);
     #[unroll]
     for row in 0..2usize {
@@ -443,12 +436,16 @@ fn compute<E: Float>(
         let seen = total > 0.0f32;
         factors[row] = select(seen, reciprocal(total), 0.0f32);
         let tile_row = plane_row + lane / 4 + comptime!(8 * row as u32);
-        let query_index = first_query + tile_row % query_rows;
-        if lane % 4 == 0 && query_index < n_queries {
-            let at = (query_row + tile_row / query_rows) * n_queries + query_index;
-            let value = (row_maximum[row] * scale_log2 + log2(total)) * LN_2;
-            log_sum_exp[at as usize] = select(seen, value, 0.0f32);
-        }
+        output_rows.store_log_sum_exp(
+            log_sum_exp,
+            tile_row,
+            lane,
+            &row_maximum,
+            row,
+            total,
+            scale_log2,
+            seen,
+        );
     }
     let rows = comptime!(config.rows());
     store_panel_sums::<E, OutputSize>(sums, factors[0], factors[1], shared, plane_row, rows, dim);
@@ -459,9 +456,9 @@ fn compute<E: Float>(
         let chunk = lane + comptime!((pass * PLANE) as u32);
         let tile_row = plane_row + chunk / row_chunks;
         let column = chunk % row_chunks;
-        let query_index = first_query + tile_row % query_rows;
-        if query_index < n_queries {
-            let at = (query_row + tile_row / query_rows) * n_queries + query_index;
+        let query = output_rows.query(tile_row);
+        if query < n_queries {
+            let at = output_rows.at(tile_row, query);
             output[(at * row_chunks + column) as usize] =
                 load_panel_chunk(shared, tile_row, column, rows);
         }
@@ -505,7 +502,7 @@ fn mask_scores<N: Size>(
     scores: Vector<f32, N>,
     intervals: u32,
     #[comptime] half: usize,
-    query_position: &[u32],
+    mask: &Mask,
     first_position: u32,
     first_query: u32,
     n_queries: u32,
@@ -513,20 +510,17 @@ fn mask_scores<N: Size>(
     window: u32,
     #[comptime] config: WarpgroupForwardConfig,
 ) -> Vector<f32, N> {
-    let query_rows = comptime!(config.query_rows as u32);
     let array_bytes = comptime!(STAGE_ROWS * 4);
-    let mut query_index = Array::<u32>::new(2usize);
-    let mut positions = Array::<u32>::new(2usize);
-    #[unroll]
-    for row in 0..2usize {
-        let index = first_query + (tile_row + comptime!(8 * row as u32)) % query_rows;
-        query_index[row] = index;
-        if comptime!(config.window) {
-            // Rows past the last one see nothing anyway.
-            let index = min(index, n_queries - 1);
-            positions[row] = query_position[(first_position + index) as usize];
-        }
-    }
+    let rows = rows_of_lane(
+        mask,
+        first_position,
+        first_query,
+        n_queries,
+        tile_row,
+        2usize,
+        config.query_rows,
+        config.window,
+    );
     let mut masked = scores;
     #[unroll]
     for tile in 0..comptime!(TILE_ROWS / 8) {
@@ -537,12 +531,17 @@ fn mask_scores<N: Size>(
         for row in 0..2usize {
             #[unroll]
             for column in 0..2usize {
-                let mut visible = query_index[row] >= starts.extract(column)
-                    && query_index[row] < ends.extract(column);
-                if comptime!(config.window) {
-                    let of_keys = load_pair(intervals, comptime!(n * 32 + 2 * array_bytes));
-                    visible = visible && positions[row] < of_keys.extract(column) + window;
-                }
+                let visible = sees(
+                    &rows,
+                    row,
+                    starts,
+                    ends,
+                    column,
+                    intervals,
+                    comptime!(n * 32 + 2 * array_bytes),
+                    window,
+                    config.window,
+                );
                 let at = comptime!(4 * n + 2 * row + column);
                 masked.insert(at, select(visible, scores.extract(at), f32::NEG_INFINITY));
             }

@@ -1,10 +1,13 @@
 //! Kernels from matrix instructions: `mma.sync` with `ldmatrix` and asynchronous copies, on NVIDIA
 //! GPUs through CubeCL's C++ compiler; on compute capability 9.0, `wgmma` where it fits.
 
+mod arguments;
 mod backward;
 mod barrier;
+mod copies;
 mod forward;
 mod forward_warpgroup;
+mod softmax;
 mod stage;
 #[cfg(all(test, feature = "cuda"))]
 mod transpiled;
@@ -17,14 +20,16 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use tree_training_cube::matrix::{missing_instructions, operand};
 
-use super::device_plan::Section;
+use super::device_plan::{DevicePlan, Section};
 use super::plan::TileShape;
 use super::{Dims, Unavailable};
 use crate::ops::AttentionSettings;
 use crate::visibility::Visibility;
+use arguments::{ListsLaunch, MaskLaunch};
 pub(crate) use backward::backward;
-use forward::{ForwardConfig, ScoreMap, tree_attention_forward};
+use forward::{ForwardConfig, tree_attention_forward};
 use forward_warpgroup::{WarpgroupForwardConfig, tree_attention_forward_warpgroup};
+use softmax::ScoreMap;
 
 /// Rows of a cube's tile of queries: rows of the sequence times heads.
 const TILE_ROWS: usize = 128;
@@ -184,13 +189,8 @@ pub(crate) fn forward(
                     query.into_buffer_arg(),
                     key.into_buffer_arg(),
                     value.into_buffer_arg(),
-                    plan.section(Section::KeyStart),
-                    plan.section(Section::KeyEnd),
-                    plan.section(Section::KeyPosition),
-                    plan.section(Section::QueryPosition),
-                    plan.section(Section::QueryOffsets),
-                    plan.section(Section::QueryEntries),
-                    plan.section(Section::QueryOrder),
+                    mask(&plan),
+                    lists_of_queries(&plan),
                     output.clone().into_buffer_arg(),
                     log_sum_exp.clone().into_buffer_arg(),
                     dims.queries as u32,
@@ -219,6 +219,34 @@ pub(crate) fn forward(
         launch!(tree_attention_forward, config);
     }
     Ok((output, log_sum_exp))
+}
+
+/// The mask as kernels are given it.
+fn mask(plan: &DevicePlan) -> MaskLaunch {
+    MaskLaunch::new(
+        plan.section(Section::KeyStart),
+        plan.section(Section::KeyEnd),
+        plan.section(Section::KeyPosition),
+        plan.section(Section::QueryPosition),
+    )
+}
+
+/// The plan by query tiles.
+fn lists_of_queries(plan: &DevicePlan) -> ListsLaunch {
+    ListsLaunch::new(
+        plan.section(Section::QueryOffsets),
+        plan.section(Section::QueryEntries),
+        plan.section(Section::QueryOrder),
+    )
+}
+
+/// The plan by key tiles.
+fn lists_of_keys(plan: &DevicePlan) -> ListsLaunch {
+    ListsLaunch::new(
+        plan.section(Section::KeyOffsets),
+        plan.section(Section::KeyEntries),
+        plan.section(Section::KeyOrder),
+    )
 }
 
 /// Whether the kernels from products of four planes run: only compute capability 9.0 has these

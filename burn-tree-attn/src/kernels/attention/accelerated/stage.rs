@@ -61,12 +61,3 @@ pub(crate) fn copy_tile(
         );
     }
 }
-
-/// Starts copying a word for each row of a tile by the copying units, zeros from row `valid` on.
-#[cube]
-pub(crate) fn copy_words(from: u64, to: u32, unit: u32, valid: u32) {
-    // There are fewer rows than units.
-    if unit < TILE_ROWS as u32 {
-        copy_word_or_zero(from + u64::cast_from(unit) * 4, to + unit * 4, unit < valid);
-    }
-}

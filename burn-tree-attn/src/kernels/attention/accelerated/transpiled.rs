@@ -8,10 +8,30 @@ use tree_training_cube::translation::{
     BF16, Case, F16, Target, assert_translate, buffer, settings,
 };
 
+use super::arguments::{ListsCompilationArg, MaskCompilationArg};
 use super::backward::transpiled::backward_kernels;
 use super::forward::tree_attention_forward::TreeAttentionForward;
 use super::forward_warpgroup::tree_attention_forward_warpgroup::TreeAttentionForwardWarpgroup;
 use super::*;
+
+/// A mask as an argument.
+pub(super) fn mask() -> MaskCompilationArg {
+    MaskCompilationArg {
+        key_start: buffer(),
+        key_end: buffer(),
+        key_position: buffer(),
+        query_position: buffer(),
+    }
+}
+
+/// A plan as an argument.
+pub(super) fn lists() -> ListsCompilationArg {
+    ListsCompilationArg {
+        offsets: buffer(),
+        entries: buffer(),
+        order: buffer(),
+    }
+}
 
 fn forward_kernels(
     Target { device, target }: Target,
@@ -31,13 +51,8 @@ fn forward_kernels(
         b(),
         b(),
         b(),
-        b(),
-        b(),
-        b(),
-        b(),
-        b(),
-        b(),
-        b(),
+        mask(),
+        lists(),
         b(),
         b(),
         (),
@@ -66,13 +81,8 @@ fn forward_kernels(
             b(),
             b(),
             b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
+            mask(),
+            lists(),
             b(),
             b(),
             (),

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::arguments::{KernelShape, Problem};
-use super::scores::{HIDDEN, interval, place, probability, query_position, score, sees};
+use super::scores::{HIDDEN, hide_keys, probability, query_place, query_position, score};
 use super::tile::{Rows, add_weighted_rows, lane, score_products, unit_row, write_rows};
 
 /// One cube for each query tile and query head.
@@ -31,13 +31,9 @@ pub(super) fn attention_forward<E: Float, A: Float, N: Size>(
     let lanes = comptime!(blocking.lanes);
     let scale = scale.get::<A>();
     let softcap = softcap.get::<A>();
-    let (queries, keys) = (problem.queries as usize, problem.keys as usize);
-    let (heads, kv_heads) = (problem.query_heads as usize, problem.kv_heads as usize);
-    let place = place(plan, &problem, queries, heads, comptime!(blocking.left()));
-    let kv_head = place.head / (heads / kv_heads);
-    let first_query = (place.batch * heads + place.head) * queries + place.first_row;
-    let first_key = (place.batch * kv_heads + kv_head) * keys;
-    let query_rows = queries - place.first_row;
+    let place = query_place(plan, &problem, comptime!(blocking.left()));
+    let (first_query, first_key) = (place.first_query, place.first_key);
+    let (query_rows, keys) = (place.query_rows, problem.keys as usize);
     let unit_row = unit_row(blocking);
     let lane = lane(blocking);
 
@@ -90,18 +86,17 @@ pub(super) fn attention_forward<E: Float, A: Float, N: Size>(
             scores[at] = score::<A>(scores[at] * scale, softcap, shape).value;
         }
         if entry & 1 == 1 {
-            #[unroll]
-            for c in 0..columns {
-                let key = tile_key + lane + comptime!(c * lanes);
-                let interval = interval(plan, &problem, place.batch, key, shape);
-                #[unroll]
-                for r in 0..rows {
-                    let row = place.first_row + unit_row + comptime!(r * blocking.unit_rows);
-                    if !sees(row, positions[r], &interval, &problem, shape) {
-                        scores[r * columns + c] = A::new(HIDDEN);
-                    }
-                }
-            }
+            hide_keys(
+                &mut scores,
+                &positions,
+                plan,
+                &problem,
+                &place,
+                tile_key,
+                unit_row,
+                lane,
+                shape,
+            );
         }
 
         #[unroll]

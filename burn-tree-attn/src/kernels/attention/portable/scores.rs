@@ -38,6 +38,45 @@ pub(super) fn place(
     }
 }
 
+/// What a cube works on whose query tile stays.
+#[derive(CubeType)]
+pub(super) struct QueryPlace {
+    pub batch: usize,
+    /// Number of the tile over all batch rows.
+    pub tile: usize,
+    /// First row of the tile within the batch row.
+    pub first_row: usize,
+    /// The same over all batch rows and heads.
+    pub first_query: usize,
+    /// First key of the batch row and head, over all of them.
+    pub first_key: usize,
+    /// Rows from the tile's first to the last one of the batch row.
+    pub query_rows: usize,
+}
+
+#[cube]
+pub(super) fn query_place(
+    plan: &[u32],
+    problem: &Problem,
+    #[comptime] tile_rows: usize,
+) -> QueryPlace {
+    let (queries, keys) = (problem.queries as usize, problem.keys as usize);
+    let (heads, kv_heads) = (problem.query_heads as usize, problem.kv_heads as usize);
+    let place = place(plan, problem, queries, heads, tile_rows);
+    let kv_head = place.head / (heads / kv_heads);
+    let first_query = (place.batch * heads + place.head) * queries + place.first_row;
+    let first_key = (place.batch * kv_heads + kv_head) * keys;
+    let query_rows = queries - place.first_row;
+    QueryPlace {
+        batch: place.batch,
+        tile: place.tile,
+        first_row: place.first_row,
+        first_query,
+        first_key,
+        query_rows,
+    }
+}
+
 /// The rows that see a key, and its position.
 #[derive(CubeType)]
 pub(super) struct Interval {
@@ -106,6 +145,36 @@ pub(super) fn sees(
         visible = visible && key.position + problem.window as usize > position;
     }
     visible
+}
+
+/// Hides the scores of pairs of a unit's query rows, at these positions, with its keys of a tile that
+/// starts at `tile_key`.
+#[cube]
+pub(super) fn hide_keys<A: Float>(
+    scores: &mut Array<A>,
+    positions: &Array<usize>,
+    plan: &[u32],
+    problem: &Problem,
+    place: &QueryPlace,
+    tile_key: usize,
+    unit_row: usize,
+    lane: usize,
+    #[comptime] shape: KernelShape,
+) {
+    let blocking = comptime!(shape.blocking);
+    let columns = comptime!(blocking.columns);
+    #[unroll]
+    for c in 0..columns {
+        let key = tile_key + lane + comptime!(c * blocking.lanes);
+        let interval = interval(plan, problem, place.batch, key, shape);
+        #[unroll]
+        for r in 0..comptime!(blocking.rows) {
+            let row = place.first_row + unit_row + comptime!(r * blocking.unit_rows);
+            if !sees(row, positions[r], &interval, problem, shape) {
+                scores[r * columns + c] = A::new(HIDDEN);
+            }
+        }
+    }
 }
 
 /// Score and, for the backward pass, its derivative by the scaled product.

@@ -47,8 +47,19 @@ impl BackwardConfig {
     }
 }
 
+/// Sizes of a call.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub n_queries: u32,
+    pub n_keys: u32,
+    pub kv_heads: u32,
+    /// Query heads per key head.
+    pub group: u32,
+    pub batches: u32,
+}
+
 /// How products of queries and keys become scores.
-#[derive(CubeType, Clone, Copy)]
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Scores {
     /// Factor of the products.
     pub scale: f32,

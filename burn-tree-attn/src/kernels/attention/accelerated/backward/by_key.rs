@@ -2,8 +2,54 @@
 
 use cubecl::prelude::*;
 
+use super::super::arguments::{Lists, Mask, tile_at};
 use super::blocks::*;
 use tree_training_cube::matrix::*;
+
+/// A tile of keys of a key head, and those of its query heads that a cube goes through.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct KeyTile {
+    /// Rows of a head in the statistics.
+    pub padded_queries: u32,
+    /// Number of the cube among those that share the tile.
+    pub split: u32,
+    pub kv_head: u32,
+    pub batch: u32,
+    /// First key of the tile in its batch row.
+    pub first_key: u32,
+    /// The tile's list.
+    pub begin: u32,
+    pub end: u32,
+    pub heads: u32,
+    /// As many as the list is long, for every head.
+    pub steps: u32,
+}
+
+/// The tile of a cube if `splits` cubes share one.
+#[cube]
+pub(super) fn key_tile(lists: &Lists, sizes: &Sizes, splits: u32) -> KeyTile {
+    let tiles = sizes.n_keys.div_ceil(comptime!(KEY_ROWS as u32));
+    let padded_queries =
+        sizes.n_queries.div_ceil(comptime!(QUERY_ROWS as u32)) * comptime!(QUERY_ROWS as u32);
+    let split = CUBE_POS_X % splits;
+    let kv_head = CUBE_POS_X / splits % sizes.kv_heads;
+    let tile = tile_at(lists, CUBE_POS_X / splits / sizes.kv_heads, tiles, KEY_ROWS);
+    let begin = lists.offsets[tile.number as usize];
+    let end = lists.offsets[tile.number as usize + 1];
+    let heads = sizes.group / splits;
+    let steps = (end - begin) * heads;
+    KeyTile {
+        padded_queries,
+        split,
+        kv_head,
+        batch: tile.batch,
+        first_key: tile.first,
+        begin,
+        end,
+        heads,
+        steps,
+    }
+}
 
 /// Addresses of what is streamed through the stages, of head 0 of the cube's group.
 #[derive(CubeType, Clone, Copy)]
@@ -16,6 +62,90 @@ pub(super) struct QuerySide {
     pub n_queries: u32,
     /// Rows of a head in the statistics.
     pub padded_queries: u32,
+}
+
+/// What the cube of a tile streams.
+#[cube]
+pub(super) fn query_side<E: Float>(
+    query: &[E],
+    grad_output: &[E],
+    statistics: &[f32],
+    tile: &KeyTile,
+    sizes: &Sizes,
+    #[comptime] head_dim: usize,
+) -> QuerySide {
+    let query_heads = sizes.kv_heads * sizes.group;
+    let first_head =
+        tile.batch * query_heads + tile.kv_head * sizes.group + tile.split * tile.heads;
+    let head_offset = u64::cast_from(first_head)
+        * u64::cast_from(sizes.n_queries)
+        * comptime!(2 * head_dim as u64);
+    QuerySide {
+        query: global_address::<E>(query) + head_offset,
+        grad_output: global_address::<E>(grad_output) + head_offset,
+        statistics: global_address::<f32>(statistics)
+            + u64::cast_from(first_head) * u64::cast_from(tile.padded_queries) * 4,
+        second_statistic: u64::cast_from(sizes.batches * query_heads)
+            * u64::cast_from(tile.padded_queries)
+            * 4,
+        n_queries: sizes.n_queries,
+        padded_queries: tile.padded_queries,
+    }
+}
+
+/// The tile's first key in `[B * Hkv * M]`.
+#[cube]
+pub(super) fn first_key_row(tile: &KeyTile, sizes: &Sizes) -> u64 {
+    u64::cast_from(tile.batch * sizes.kv_heads + tile.kv_head) * u64::cast_from(sizes.n_keys)
+        + u64::cast_from(tile.first_key)
+}
+
+/// The steps of a cube: for each of its heads, the tile's list.
+#[derive(CubeType)]
+pub(super) struct Steps {
+    /// In the list, of the step after the current one.
+    pub index: u32,
+    /// Of that step.
+    pub head: u32,
+}
+
+#[cube]
+impl Steps {
+    /// Goes one step further.
+    pub fn advance(&mut self, tile: &KeyTile) {
+        self.index += 1;
+        if self.index == tile.end {
+            self.index = tile.begin;
+            self.head += 1;
+        }
+    }
+}
+
+/// Where a query tile of a head starts.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct QueryRows {
+    /// First row.
+    pub first: u32,
+    /// Addresses of its query and of its gradient of the output.
+    pub query: u64,
+    pub grad_output: u64,
+}
+
+#[cube]
+pub(super) fn query_rows(
+    side: &QuerySide,
+    entry: u32,
+    head: u32,
+    #[comptime] head_dim: usize,
+) -> QueryRows {
+    let first = (entry >> 1) * comptime!(QUERY_ROWS as u32);
+    let row = u64::cast_from(head) * u64::cast_from(side.n_queries) + u64::cast_from(first);
+    let offset = row * comptime!(2 * head_dim as u64);
+    QueryRows {
+        first,
+        query: side.query + offset,
+        grad_output: side.grad_output + offset,
+    }
 }
 
 /// Starts the copies of the statistics of the query tile at row `first` of a head.
@@ -117,15 +247,11 @@ pub(super) fn cap_slopes_of_keys(
 #[cube]
 pub(super) fn hide_of_keys(
     exponents: &mut Array<Accumulator>,
-    key_start: &[u32],
-    key_end: &[u32],
-    key_position: &[u32],
-    query_position: &[u32],
+    mask: &Mask,
     batch: u32,
     key: u32,
     row: u32,
-    n_keys: u32,
-    n_queries: u32,
+    sizes: &Sizes,
     window: u32,
     #[comptime] config: BackwardConfig,
 ) {
@@ -139,12 +265,12 @@ pub(super) fn hide_of_keys(
         let key = key + comptime!((of_lane / 2 * 16 + of_lane % 2 * 8) as u32);
         starts[of_lane] = 0u32;
         lengths[of_lane] = 0u32;
-        if key < n_keys {
-            let at = batch * n_keys + key;
-            starts[of_lane] = key_start[at as usize];
-            lengths[of_lane] = key_end[at as usize] - starts[of_lane];
+        if key < sizes.n_keys {
+            let at = batch * sizes.n_keys + key;
+            starts[of_lane] = mask.key_start[at as usize];
+            lengths[of_lane] = mask.key_end[at as usize] - starts[of_lane];
             if comptime!(config.window) {
-                positions[of_lane] = key_position[at as usize];
+                positions[of_lane] = mask.key_position[at as usize];
             }
         }
     }
@@ -154,8 +280,8 @@ pub(super) fn hide_of_keys(
         let row = row + comptime!((n * 8 + column) as u32);
         let mut position = 0u32;
         if comptime!(config.window) {
-            let index = batch * n_queries + min(row, n_queries - 1);
-            position = query_position[index as usize];
+            let index = batch * sizes.n_queries + min(row, sizes.n_queries - 1);
+            position = mask.query_position[index as usize];
         }
         #[unroll]
         for of_lane in 0..lane_keys {

@@ -15,7 +15,9 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::super::arguments::{Lists, Mask};
 use super::super::barrier::*;
+use super::super::copies::copy_rows_of_both;
 use super::blocks::*;
 use super::by_key::*;
 use tree_training_cube::matrix::*;
@@ -81,42 +83,14 @@ fn copy_stage(
 ) {
     let (dim, units) = comptime!((config.head_dim, config.key_units()));
     let tile_bytes = comptime!(tile_bytes(QUERY_ROWS, dim) as u32);
-    let first = (entry >> 1) * comptime!(QUERY_ROWS as u32);
-    let row = u64::cast_from(head) * u64::cast_from(side.n_queries) + u64::cast_from(first);
-    let offset = row * comptime!(2 * dim as u64);
-    let query = side.query + offset;
-    let gradient = side.grad_output + offset;
-    let valid = side.n_queries - first;
+    let rows = query_rows(side, entry, head, dim);
+    let (query, gradient, valid) = (rows.query, rows.grad_output, side.n_queries - rows.first);
     if valid >= comptime!(QUERY_ROWS as u32) {
-        copy_rows(
-            query, stage, UNIT_POS_X, valid, QUERY_ROWS, dim, units, false,
-        );
-        copy_rows(
-            gradient,
-            stage + tile_bytes,
-            UNIT_POS_X,
-            valid,
-            QUERY_ROWS,
-            dim,
-            units,
-            false,
-        );
+        copy_rows_of_both(query, gradient, stage, valid, QUERY_ROWS, dim, units, false);
     } else {
-        copy_rows(
-            query, stage, UNIT_POS_X, valid, QUERY_ROWS, dim, units, true,
-        );
-        copy_rows(
-            gradient,
-            stage + tile_bytes,
-            UNIT_POS_X,
-            valid,
-            QUERY_ROWS,
-            dim,
-            units,
-            true,
-        );
+        copy_rows_of_both(query, gradient, stage, valid, QUERY_ROWS, dim, units, true);
     }
-    copy_statistics(side, first, head, stage + 2 * tile_bytes);
+    copy_statistics(side, rows.first, head, stage + 2 * tile_bytes);
     arrive_after_copies(barrier);
 }
 
@@ -125,9 +99,7 @@ fn copy_stage(
 /// * `query`, `grad_output` `[B, Hq, N, D]`, `key`, `value`, `grad_key`, `grad_value`
 ///   `[B, Hkv, M, D]`, contiguous
 /// * `statistics`: of [`row_statistics`](super::statistics::row_statistics)
-/// * `key_start`, `key_end`, `key_position` `[B, M]`, `query_position` `[B, N]`
-/// * `offsets`, `entries`, `order`: the plan by key tiles
-/// * `scale`, `scale_log2`, `cap_scale`, `window`: see [`Scores`]
+/// * `lists`: the plan by key tiles
 /// * `splits`: number of cubes that share a tile, a divisor of `group`; if it is not 1, gradients
 ///   are `[splits, B, Hkv, M, D]` in f32
 ///
@@ -139,34 +111,16 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
     value: &[E],
     grad_output: &[E],
     statistics: &[f32],
-    key_start: &[u32],
-    key_end: &[u32],
-    key_position: &[u32],
-    query_position: &[u32],
-    offsets: &[u32],
-    entries: &[u32],
-    order: &[u32],
+    mask: Mask,
+    lists: Lists,
     grad_key: &mut [Vector<u32, Const<4>>],
     grad_value: &mut [Vector<u32, Const<4>>],
-    n_queries: u32,
-    n_keys: u32,
-    kv_heads: u32,
-    group: u32,
-    batches: u32,
+    sizes: Sizes,
     splits: u32,
-    scale: f32,
-    scale_log2: f32,
-    cap_scale: f32,
-    window: u32,
+    scores: Scores,
     #[comptime] config: BackwardConfig,
     #[define(E)] _dtype: ElemType,
 ) {
-    let scores = Scores {
-        scale,
-        scale_log2,
-        cap_scale,
-        window,
-    };
     let (dim, blocks) = comptime!((config.head_dim, config.blocks));
     let stride = comptime!(row_stride(dim));
     let key_tile_bytes = comptime!(tile_bytes(KEY_ROWS, dim) as u32);
@@ -176,18 +130,8 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
     let product_tiles = comptime!(QUERY_ROWS / 8);
     let sum_tiles = comptime!(dim / 8);
 
-    let tiles = n_keys.div_ceil(comptime!(KEY_ROWS as u32));
-    let padded_queries =
-        n_queries.div_ceil(comptime!(QUERY_ROWS as u32)) * comptime!(QUERY_ROWS as u32);
-    let split = CUBE_POS_X % splits;
-    let kv_head = CUBE_POS_X / splits % kv_heads;
-    let tile = order[(CUBE_POS_X / splits / kv_heads) as usize];
-    let batch = tile / tiles;
-    let first_key = tile % tiles * comptime!(KEY_ROWS as u32);
-    let begin = offsets[tile as usize];
-    let end = offsets[tile as usize + 1];
-    let heads = group / splits;
-    let steps = (end - begin) * heads;
+    let tile = key_tile(&lists, &sizes, splits);
+    let steps = tile.steps;
 
     let lane = UNIT_POS_X % 32;
     let plane = UNIT_POS_X / 32;
@@ -202,40 +146,19 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
     let filled = shared + comptime!(layout.barriers as u32);
     let emptied = filled + comptime!(2 * BARRIER_BYTES as u32);
     if UNIT_POS_X == 0 {
-        #[unroll]
-        for slot in 0..2u32 {
-            init_barrier(
-                filled + slot * BARRIER_BYTES as u32,
-                comptime!(config.key_units()),
-            );
-            init_barrier(
-                emptied + slot * BARRIER_BYTES as u32,
-                comptime!(config.key_planes()),
-            );
-        }
+        init_stage_barriers(
+            filled,
+            emptied,
+            comptime!(config.key_units()),
+            comptime!(config.key_planes()),
+        );
     }
     sync_cube();
 
-    let query_heads = kv_heads * group;
-    let first_head = batch * query_heads + kv_head * group + split * heads;
-    let head_offset =
-        u64::cast_from(first_head) * u64::cast_from(n_queries) * comptime!(2 * dim as u64);
-    let side = QuerySide {
-        query: global_address::<E>(query) + head_offset,
-        grad_output: global_address::<E>(grad_output) + head_offset,
-        statistics: global_address::<f32>(statistics)
-            + u64::cast_from(first_head) * u64::cast_from(padded_queries) * 4,
-        second_statistic: u64::cast_from(batches * query_heads)
-            * u64::cast_from(padded_queries)
-            * 4,
-        n_queries,
-        padded_queries,
-    };
-    // The tile's first key, of all batch rows and heads; where it is in bytes.
-    let key_row = u64::cast_from(batch * kv_heads + kv_head) * u64::cast_from(n_keys)
-        + u64::cast_from(first_key);
+    let side = query_side::<E>(query, grad_output, statistics, &tile, &sizes, dim);
+    let key_row = first_key_row(&tile, &sizes);
     let key_offset = key_row * comptime!(2 * dim as u64);
-    let valid_keys = n_keys - first_key;
+    let valid_keys = sizes.n_keys - tile.first_key;
     let units = comptime!(config.key_units());
     copy_rows(
         global_address::<E>(key) + key_offset,
@@ -259,20 +182,17 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
     );
     commit_copies();
 
-    // The step after the current one: its place in the plan, head of the group and entry.
-    let mut next_index = begin;
-    let mut next_head = 0u32;
+    let mut next = Steps {
+        index: tile.begin,
+        head: 0u32,
+    };
     let mut entry = 0u32;
     let mut next_entry = 0u32;
     if steps > 0 {
-        entry = entries[begin as usize];
+        entry = lists.entries[tile.begin as usize];
         copy_stage(&side, entry, 0u32, stages, filled, config);
-        next_index += 1;
-        if next_index == end {
-            next_index = begin;
-            next_head += 1;
-        }
-        next_entry = entries[next_index as usize];
+        next.advance(&tile);
+        next_entry = lists.entries[next.index as usize];
     }
     wait_copies(0usize);
     sync_cube();
@@ -347,7 +267,7 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
             copy_stage(
                 &side,
                 next_entry,
-                next_head,
+                next.head,
                 stages + other * comptime!(config.query_stage_bytes() as u32),
                 filled + other * BARRIER_BYTES as u32,
                 config,
@@ -360,15 +280,11 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
             if entry & 1 == 1 {
                 hide_of_keys(
                     &mut products,
-                    key_start,
-                    key_end,
-                    key_position,
-                    query_position,
-                    batch,
-                    first_key + plane_row + lane / 4,
+                    &mask,
+                    tile.batch,
+                    tile.first_key + plane_row + lane / 4,
                     (entry >> 1) * comptime!(QUERY_ROWS as u32) + lane % 4 * 2,
-                    n_keys,
-                    n_queries,
+                    &sizes,
                     scores.window,
                     config,
                 );
@@ -420,12 +336,8 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
         }
 
         entry = next_entry;
-        next_index += 1;
-        if next_index == end {
-            next_index = begin;
-            next_head += 1;
-        }
-        next_entry = entries[next_index as usize];
+        next.advance(&tile);
+        next_entry = lists.entries[next.index as usize];
     }
 
     let factor = select(role == 0, 1.0f32, scores.scale);
@@ -437,8 +349,8 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
     let valid = i32::cast_from(valid_keys) - i32::cast_from(plane_row);
     let row = key_row + u64::cast_from(plane_row);
     if splits > 1 {
-        let rows = u64::cast_from(batches * kv_heads) * u64::cast_from(n_keys);
-        let row = row + u64::cast_from(split) * rows;
+        let rows = u64::cast_from(sizes.batches * sizes.kv_heads) * u64::cast_from(sizes.n_keys);
+        let row = row + u64::cast_from(tile.split) * rows;
         store_sums(
             &sums,
             to + row * comptime!(4 * dim as u64),

@@ -8,6 +8,8 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::super::arguments::{Lists, Mask};
+use super::super::copies::copy_panels_of_both;
 use super::super::warpgroup::*;
 use super::blocks::*;
 use super::by_key::*;
@@ -45,29 +47,20 @@ fn copy_stage(
     #[comptime] config: BackwardConfig,
 ) {
     let dim = config.head_dim;
-    let first = (entry >> 1) * comptime!(QUERY_ROWS as u32);
-    let row = u64::cast_from(head) * u64::cast_from(side.n_queries) + u64::cast_from(first);
-    let offset = row * comptime!(2 * dim as u64);
-    let query = side.query + offset;
-    let gradient = side.grad_output + offset;
+    let rows = query_rows(side, entry, head, dim);
+    let (query, gradient) = (rows.query, rows.grad_output);
     let to = stage + comptime!(config.panel_bytes() as u32);
-    let valid = side.n_queries - first;
+    let valid = side.n_queries - rows.first;
     if valid >= comptime!(QUERY_ROWS as u32) {
-        copy_panel_rows(
-            query, stage, UNIT_POS_X, valid, QUERY_ROWS, QUERY_ROWS, dim, UNITS, false,
-        );
-        copy_panel_rows(
-            gradient, to, UNIT_POS_X, valid, QUERY_ROWS, QUERY_ROWS, dim, UNITS, false,
+        copy_panels_of_both(
+            query, gradient, stage, to, valid, QUERY_ROWS, dim, UNITS, false,
         );
     } else {
-        copy_panel_rows(
-            query, stage, UNIT_POS_X, valid, QUERY_ROWS, QUERY_ROWS, dim, UNITS, true,
-        );
-        copy_panel_rows(
-            gradient, to, UNIT_POS_X, valid, QUERY_ROWS, QUERY_ROWS, dim, UNITS, true,
+        copy_panels_of_both(
+            query, gradient, stage, to, valid, QUERY_ROWS, dim, UNITS, true,
         );
     }
-    copy_statistics(side, first, head, statistics);
+    copy_statistics(side, rows.first, head, statistics);
     commit_copies();
 }
 
@@ -80,34 +73,16 @@ pub(crate) fn tree_attention_backward_key_value_warpgroup<E: Float>(
     value: &[E],
     grad_output: &[E],
     statistics: &[f32],
-    key_start: &[u32],
-    key_end: &[u32],
-    key_position: &[u32],
-    query_position: &[u32],
-    offsets: &[u32],
-    entries: &[u32],
-    order: &[u32],
+    mask: Mask,
+    lists: Lists,
     grad_key: &mut [Vector<u32, Const<4>>],
     grad_value: &mut [Vector<u32, Const<4>>],
-    n_queries: u32,
-    n_keys: u32,
-    kv_heads: u32,
-    group: u32,
-    batches: u32,
+    sizes: Sizes,
     splits: u32,
-    scale: f32,
-    scale_log2: f32,
-    cap_scale: f32,
-    window: u32,
+    scores: Scores,
     #[comptime] config: BackwardConfig,
     #[define(E)] _dtype: ElemType,
 ) {
-    let scores = Scores {
-        scale,
-        scale_log2,
-        cap_scale,
-        window,
-    };
     let dim = config.head_dim;
     let panel_bytes = comptime!(config.panel_bytes() as u32);
     let product_tiles = comptime!(QUERY_ROWS / 8);
@@ -115,18 +90,8 @@ pub(crate) fn tree_attention_backward_key_value_warpgroup<E: Float>(
     let size!(LeftSize) = comptime!(QUERY_ROWS / 4);
     let size!(SumSize) = comptime!(dim / 2);
 
-    let tiles = n_keys.div_ceil(comptime!(KEY_ROWS as u32));
-    let padded_queries =
-        n_queries.div_ceil(comptime!(QUERY_ROWS as u32)) * comptime!(QUERY_ROWS as u32);
-    let split = CUBE_POS_X % splits;
-    let kv_head = CUBE_POS_X / splits % kv_heads;
-    let tile = order[(CUBE_POS_X / splits / kv_heads) as usize];
-    let batch = tile / tiles;
-    let first_key = tile % tiles * comptime!(KEY_ROWS as u32);
-    let begin = offsets[tile as usize];
-    let end = offsets[tile as usize + 1];
-    let heads = group / splits;
-    let steps = (end - begin) * heads;
+    let tile = key_tile(&lists, &sizes, splits);
+    let steps = tile.steps;
 
     let lane = UNIT_POS_X % 32;
     let plane_row = UNIT_POS_X / 32 * 16;
@@ -140,26 +105,10 @@ pub(crate) fn tree_attention_backward_key_value_warpgroup<E: Float>(
     let stage_statistics = shared + comptime!(config.warpgroup_statistics() as u32);
     let statistics_bytes = comptime!((2 * 4 * QUERY_ROWS) as u32);
 
-    let query_heads = kv_heads * group;
-    let first_head = batch * query_heads + kv_head * group + split * heads;
-    let head_offset =
-        u64::cast_from(first_head) * u64::cast_from(n_queries) * comptime!(2 * dim as u64);
-    let side = QuerySide {
-        query: global_address::<E>(query) + head_offset,
-        grad_output: global_address::<E>(grad_output) + head_offset,
-        statistics: global_address::<f32>(statistics)
-            + u64::cast_from(first_head) * u64::cast_from(padded_queries) * 4,
-        second_statistic: u64::cast_from(batches * query_heads)
-            * u64::cast_from(padded_queries)
-            * 4,
-        n_queries,
-        padded_queries,
-    };
-    // The tile's first key, of all batch rows and heads; where it is in bytes.
-    let key_row = u64::cast_from(batch * kv_heads + kv_head) * u64::cast_from(n_keys)
-        + u64::cast_from(first_key);
+    let side = query_side::<E>(query, grad_output, statistics, &tile, &sizes, dim);
+    let key_row = first_key_row(&tile, &sizes);
     let key_offset = key_row * comptime!(2 * dim as u64);
-    let valid_keys = n_keys - first_key;
+    let valid_keys = sizes.n_keys - tile.first_key;
     let from = global_address::<E>(key) + key_offset;
     copy_panel_rows(
         from, shared, UNIT_POS_X, valid_keys, KEY_ROWS, KEY_ROWS, dim, UNITS, true,
@@ -169,23 +118,19 @@ pub(crate) fn tree_attention_backward_key_value_warpgroup<E: Float>(
     copy_panel_rows(
         from, to, UNIT_POS_X, valid_keys, KEY_ROWS, KEY_ROWS, dim, UNITS, true,
     );
-
     commit_copies();
 
-    // The step after the current one: its place in the plan, head of the group and entry.
-    let mut next_index = begin;
-    let mut next_head = 0u32;
+    let mut next = Steps {
+        index: tile.begin,
+        head: 0u32,
+    };
     let mut entry = 0u32;
     let mut next_entry = 0u32;
     if steps > 0 {
-        entry = entries[begin as usize];
+        entry = lists.entries[tile.begin as usize];
         copy_stage(&side, entry, 0u32, stages, stage_statistics, config);
-        next_index += 1;
-        if next_index == end {
-            next_index = begin;
-            next_head += 1;
-        }
-        next_entry = entries[next_index as usize];
+        next.advance(&tile);
+        next_entry = lists.entries[next.index as usize];
     }
 
     let keys = describe_by_rows(shared);
@@ -206,7 +151,7 @@ pub(crate) fn tree_attention_backward_key_value_warpgroup<E: Float>(
             copy_stage(
                 &side,
                 next_entry,
-                next_head,
+                next.head,
                 stages + other * 2 * panel_bytes,
                 stage_statistics + other * statistics_bytes,
                 config,
@@ -237,16 +182,12 @@ pub(crate) fn tree_attention_backward_key_value_warpgroup<E: Float>(
         if entry & 1 == 1 {
             hide_of_keys(
                 &mut exponents,
-                key_start,
-                key_end,
-                key_position,
-                query_position,
-                batch,
-                first_key + plane_row + lane / 4,
+                &mask,
+                tile.batch,
+                tile.first_key + plane_row + lane / 4,
                 (entry >> 1) * comptime!(QUERY_ROWS as u32) + lane % 4 * 2,
-                n_keys,
-                n_queries,
-                window,
+                &sizes,
+                scores.window,
                 config,
             );
         }
@@ -292,18 +233,14 @@ pub(crate) fn tree_attention_backward_key_value_warpgroup<E: Float>(
         );
 
         entry = next_entry;
-        next_index += 1;
-        if next_index == end {
-            next_index = begin;
-            next_head += 1;
-        }
-        next_entry = entries[next_index as usize];
+        next.advance(&tile);
+        next_entry = lists.entries[next.index as usize];
     }
 
     // Signed, since all rows of the plane may overhang.
     let valid = i32::cast_from(valid_keys) - i32::cast_from(plane_row);
     let row = key_row + u64::cast_from(plane_row);
-    let rows = u64::cast_from(batches * kv_heads) * u64::cast_from(n_keys);
+    let rows = u64::cast_from(sizes.batches * sizes.kv_heads) * u64::cast_from(sizes.n_keys);
     wait_copies(0usize);
     sync_cube();
     #[unroll]
@@ -325,10 +262,10 @@ pub(crate) fn tree_attention_backward_key_value_warpgroup<E: Float>(
         let factor = if comptime!(side == 0) {
             1.0f32.runtime()
         } else {
-            scale
+            scores.scale
         };
         if splits > 1 {
-            let row = row + u64::cast_from(split) * rows;
+            let row = row + u64::cast_from(tile.split) * rows;
             store_sums(
                 &sums,
                 to + row * comptime!(4 * dim as u64),

@@ -6,6 +6,7 @@
 
 mod blocks;
 mod by_key;
+mod by_query;
 mod key_value;
 mod key_value_warpgroup;
 mod query;
@@ -21,13 +22,12 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use tree_training_cube::matrix::operand;
 
-use super::super::device_plan::Section;
 use super::super::plan::TileShape;
 use super::super::{Dims, Unavailable};
-use super::has_warpgroup_products;
+use super::{has_warpgroup_products, lists_of_keys, lists_of_queries, mask};
 use crate::ops::AttentionSettings;
 use crate::visibility::Visibility;
-use blocks::{BackwardConfig, KEY_ROWS, QUERY_ROWS};
+use blocks::{BackwardConfig, KEY_ROWS, QUERY_ROWS, ScoresLaunch, SizesLaunch};
 use key_value::tree_attention_backward_key_value;
 use key_value_warpgroup::tree_attention_backward_key_value_warpgroup;
 use query::tree_attention_backward_query;
@@ -107,6 +107,16 @@ pub(crate) fn backward(
     let cap_scale = settings.softcap.map_or(1.0, |cap| settings.scale / cap) as f32;
     // Positions are below 2^31.
     let window = window.map_or(0, |window| window.min(i32::MAX as usize)) as u32;
+    let sizes = || {
+        SizesLaunch::new(
+            dims.queries as u32,
+            dims.keys as u32,
+            dims.kv_heads as u32,
+            dims.group() as u32,
+            dims.batch as u32,
+        )
+    };
+    let scores = || ScoresLaunch::new(scale, scale_log2, cap_scale, window);
     let cubes = |count: usize| CubeCount::Static(count as u32, 1, 1);
     let key_cubes = plan.n_key_tiles * dims.kv_heads * splits;
 
@@ -143,25 +153,13 @@ pub(crate) fn backward(
                     value.clone().into_buffer_arg(),
                     grad_output.clone().into_buffer_arg(),
                     statistics.clone().into_buffer_arg(),
-                    plan.section(Section::KeyStart),
-                    plan.section(Section::KeyEnd),
-                    plan.section(Section::KeyPosition),
-                    plan.section(Section::QueryPosition),
-                    plan.section(Section::KeyOffsets),
-                    plan.section(Section::KeyEntries),
-                    plan.section(Section::KeyOrder),
+                    mask(&plan),
+                    lists_of_keys(&plan),
                     key_sums.clone().into_buffer_arg(),
                     value_sums.clone().into_buffer_arg(),
-                    dims.queries as u32,
-                    dims.keys as u32,
-                    dims.kv_heads as u32,
-                    dims.group() as u32,
-                    dims.batch as u32,
+                    sizes(),
                     splits as u32,
-                    scale,
-                    scale_log2,
-                    cap_scale,
-                    window,
+                    scores(),
                     $config,
                     dtype,
                 )
@@ -213,23 +211,11 @@ pub(crate) fn backward(
                     value.into_buffer_arg(),
                     grad_output.into_buffer_arg(),
                     statistics.into_buffer_arg(),
-                    plan.section(Section::KeyStart),
-                    plan.section(Section::KeyEnd),
-                    plan.section(Section::KeyPosition),
-                    plan.section(Section::QueryPosition),
-                    plan.section(Section::QueryOffsets),
-                    plan.section(Section::QueryEntries),
-                    plan.section(Section::QueryOrder),
+                    mask(&plan),
+                    lists_of_queries(&plan),
                     grad_query.clone().into_buffer_arg(),
-                    dims.queries as u32,
-                    dims.keys as u32,
-                    dims.kv_heads as u32,
-                    dims.group() as u32,
-                    dims.batch as u32,
-                    scale,
-                    scale_log2,
-                    cap_scale,
-                    window,
+                    sizes(),
+                    scores(),
                     $config,
                     dtype,
                 )

@@ -8,8 +8,11 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::super::arguments::{Lists, Mask, tile_at};
 use super::super::barrier::*;
+use super::super::copies::copy_rows_of_both;
 use super::blocks::*;
+use super::by_query::hide_of_queries;
 use tree_training_cube::matrix::*;
 
 /// Keys of a stage: part of a tile of the plan.
@@ -67,38 +70,17 @@ fn copy_stage(
     #[comptime] config: BackwardConfig,
 ) {
     let (dim, units) = comptime!((config.head_dim, config.query_units()));
-    let tile_bytes = comptime!(tile_bytes(STAGE_KEYS, dim) as u32);
     let first = (entry >> 1) * comptime!(KEY_ROWS as u32) + part * comptime!(STAGE_KEYS as u32);
     let offset = u64::cast_from(first) * comptime!(2 * dim as u64);
     let key = side.key + offset;
     let value = side.value + offset;
     if first + comptime!(STAGE_KEYS as u32) <= side.n_keys {
         let valid = comptime!(STAGE_KEYS as u32);
-        copy_rows(key, stage, UNIT_POS_X, valid, STAGE_KEYS, dim, units, false);
-        copy_rows(
-            value,
-            stage + tile_bytes,
-            UNIT_POS_X,
-            valid,
-            STAGE_KEYS,
-            dim,
-            units,
-            false,
-        );
+        copy_rows_of_both(key, value, stage, valid, STAGE_KEYS, dim, units, false);
     } else {
         // A tile may end before this part of it begins.
         let valid = side.n_keys - min(first, side.n_keys);
-        copy_rows(key, stage, UNIT_POS_X, valid, STAGE_KEYS, dim, units, true);
-        copy_rows(
-            value,
-            stage + tile_bytes,
-            UNIT_POS_X,
-            valid,
-            STAGE_KEYS,
-            dim,
-            units,
-            true,
-        );
+        copy_rows_of_both(key, value, stage, valid, STAGE_KEYS, dim, units, true);
     }
     arrive_after_copies(barrier);
 }
@@ -108,9 +90,7 @@ fn copy_stage(
 /// * `query`, `grad_output`, `grad_query` `[B, Hq, N, D]`, `key`, `value` `[B, Hkv, M, D]`,
 ///   contiguous
 /// * `statistics`: of [`row_statistics`](super::statistics::row_statistics)
-/// * `key_start`, `key_end`, `key_position` `[B, M]`, `query_position` `[B, N]`
-/// * `offsets`, `entries`, `order`: the plan by query tiles
-/// * `scale`, `scale_log2`, `cap_scale`, `window`: see [`Scores`]
+/// * `lists`: the plan by query tiles
 ///
 /// Cubes: x = for each tile in `order`, the query heads by `config.heads`.
 #[cube(launch_unchecked)]
@@ -120,32 +100,14 @@ pub(crate) fn tree_attention_backward_query<E: Float>(
     value: &[E],
     grad_output: &[E],
     statistics: &[f32],
-    key_start: &[u32],
-    key_end: &[u32],
-    key_position: &[u32],
-    query_position: &[u32],
-    offsets: &[u32],
-    entries: &[u32],
-    order: &[u32],
+    mask: Mask,
+    lists: Lists,
     grad_query: &mut [Vector<u32, Const<4>>],
-    n_queries: u32,
-    n_keys: u32,
-    kv_heads: u32,
-    group: u32,
-    batches: u32,
-    scale: f32,
-    scale_log2: f32,
-    cap_scale: f32,
-    window: u32,
+    sizes: Sizes,
+    scores: Scores,
     #[comptime] config: BackwardConfig,
     #[define(E)] _dtype: ElemType,
 ) {
-    let scores = Scores {
-        scale,
-        scale_log2,
-        cap_scale,
-        window,
-    };
     let (dim, blocks, heads) = comptime!((config.head_dim, config.blocks, config.heads));
     let stride = comptime!(row_stride(dim));
     let query_rows = comptime!(QUERY_ROWS as u32);
@@ -156,19 +118,17 @@ pub(crate) fn tree_attention_backward_query<E: Float>(
     let product_tiles = comptime!(STAGE_KEYS / 8);
     let sum_tiles = comptime!(dim / 8);
 
-    let query_heads = kv_heads * group;
+    let query_heads = sizes.kv_heads * sizes.group;
     let head_tiles = query_heads / comptime!(heads as u32);
-    let tiles = n_queries.div_ceil(query_rows);
+    let tiles = sizes.n_queries.div_ceil(query_rows);
     let padded_queries = tiles * query_rows;
-    let tile = order[(CUBE_POS_X / head_tiles) as usize];
-    let batch = tile / tiles;
-    let first_query = tile % tiles * query_rows;
+    let tile = tile_at(&lists, CUBE_POS_X / head_tiles, tiles, QUERY_ROWS);
     let first_head = CUBE_POS_X % head_tiles * comptime!(heads as u32);
     // Row of [B * Hq] and of [B * Hkv].
-    let query_row = batch * query_heads + first_head;
-    let key_row = batch * kv_heads + first_head / group;
-    let begin = offsets[tile as usize];
-    let steps = (offsets[tile as usize + 1] - begin) * comptime!(PARTS as u32);
+    let query_row = tile.batch * query_heads + first_head;
+    let key_row = tile.batch * sizes.kv_heads + first_head / sizes.group;
+    let begin = lists.offsets[tile.number as usize];
+    let steps = (lists.offsets[tile.number as usize + 1] - begin) * comptime!(PARTS as u32);
 
     let lane = UNIT_POS_X % 32;
     let plane_row = UNIT_POS_X / 32 * comptime!((16 * blocks) as u32);
@@ -180,26 +140,22 @@ pub(crate) fn tree_attention_backward_query<E: Float>(
     let filled = shared + comptime!(config.query_barriers() as u32);
     let emptied = filled + comptime!(2 * BARRIER_BYTES as u32);
     if UNIT_POS_X == 0 {
-        #[unroll]
-        for slot in 0..2u32 {
-            init_barrier(
-                filled + slot * BARRIER_BYTES as u32,
-                comptime!(config.query_units()),
-            );
-            init_barrier(
-                emptied + slot * BARRIER_BYTES as u32,
-                comptime!(config.query_planes()),
-            );
-        }
+        init_stage_barriers(
+            filled,
+            emptied,
+            comptime!(config.query_units()),
+            comptime!(config.query_planes()),
+        );
     }
     sync_cube();
 
     let units = comptime!(config.query_units());
-    let valid_rows = n_queries - first_query;
+    let valid_rows = sizes.n_queries - tile.first;
     #[unroll]
     for head in 0..heads {
-        let row = u64::cast_from(query_row + comptime!(head as u32)) * u64::cast_from(n_queries)
-            + u64::cast_from(first_query);
+        let row = u64::cast_from(query_row + comptime!(head as u32))
+            * u64::cast_from(sizes.n_queries)
+            + u64::cast_from(tile.first);
         let offset = row * comptime!(2 * dim as u64);
         let to = shared + comptime!((head * QUERY_ROWS * stride) as u32);
         copy_rows(
@@ -225,16 +181,17 @@ pub(crate) fn tree_attention_backward_query<E: Float>(
     }
     commit_copies();
 
-    let key_offset = u64::cast_from(key_row) * u64::cast_from(n_keys) * comptime!(2 * dim as u64);
+    let key_offset =
+        u64::cast_from(key_row) * u64::cast_from(sizes.n_keys) * comptime!(2 * dim as u64);
     let side = KeySide {
         key: global_address::<E>(key) + key_offset,
         value: global_address::<E>(value) + key_offset,
-        n_keys,
+        n_keys: sizes.n_keys,
     };
     let mut entry = 0u32;
     let mut next_entry = 0u32;
     if steps > 0 {
-        entry = entries[begin as usize];
+        entry = lists.entries[begin as usize];
         next_entry = entry;
         copy_stage(&side, entry, 0u32, stages, filled, config);
     }
@@ -247,10 +204,10 @@ pub(crate) fn tree_attention_backward_query<E: Float>(
         let offset = comptime!((row / 2 * 16 + row % 2 * 8) as u32);
         let tile_row = plane_row + lane / 4 + offset;
         let at = (query_row + tile_row / query_rows) * padded_queries
-            + first_query
+            + tile.first
             + tile_row % query_rows;
         log_sum_exp[row] = statistics[at as usize];
-        start[row] = statistics[(batches * query_heads * padded_queries + at) as usize];
+        start[row] = statistics[(sizes.batches * query_heads * padded_queries + at) as usize];
     }
     wait_copies(0usize);
     sync_cube();
@@ -317,18 +274,14 @@ pub(crate) fn tree_attention_backward_query<E: Float>(
         if entry & 1 == 1 {
             hide_of_queries(
                 &mut products,
-                key_start,
-                key_end,
-                key_position,
-                query_position,
-                batch,
+                &mask,
+                tile.batch,
                 (entry >> 1) * comptime!(KEY_ROWS as u32)
                     + step % comptime!(PARTS as u32) * comptime!(STAGE_KEYS as u32)
                     + lane % 4 * 2,
-                first_query + (plane_row + lane / 4) % query_rows,
-                n_keys,
-                n_queries,
-                window,
+                tile.first + (plane_row + lane / 4) % query_rows,
+                &sizes,
+                scores.window,
                 product_tiles,
                 config,
             );
@@ -389,15 +342,15 @@ pub(crate) fn tree_attention_backward_query<E: Float>(
 
         entry = next_entry;
         let after = min(step + 2, steps - 1);
-        next_entry = entries[(begin + after / comptime!(PARTS as u32)) as usize];
+        next_entry = lists.entries[(begin + after / comptime!(PARTS as u32)) as usize];
     }
 
     // Each plane stages its sums where its queries were: no other plane reads them.
-    stage_sums::<E>(&sums, rows, lane, scale, dim, blocks);
+    stage_sums::<E>(&sums, rows, lane, scores.scale, dim, blocks);
     let head = plane_row / query_rows;
     let plane_query = plane_row % query_rows;
-    let at = u64::cast_from(query_row + head) * u64::cast_from(n_queries)
-        + u64::cast_from(first_query + plane_query);
+    let at = u64::cast_from(query_row + head) * u64::cast_from(sizes.n_queries)
+        + u64::cast_from(tile.first + plane_query);
     store_rows(
         rows,
         output_address(grad_query) + at * comptime!(2 * dim as u64),
@@ -407,67 +360,4 @@ pub(crate) fn tree_attention_backward_query<E: Float>(
         dim,
         comptime!(16 * blocks),
     );
-}
-
-/// Sets the exponents of what is hidden to minus infinity.
-///
-/// `key`: the lane's first key, `row`: its first query row.
-#[cube]
-pub(super) fn hide_of_queries(
-    exponents: &mut Array<Accumulator>,
-    key_start: &[u32],
-    key_end: &[u32],
-    key_position: &[u32],
-    query_position: &[u32],
-    batch: u32,
-    key: u32,
-    row: u32,
-    n_keys: u32,
-    n_queries: u32,
-    window: u32,
-    #[comptime] product_tiles: usize,
-    #[comptime] config: BackwardConfig,
-) {
-    let lane_rows = comptime!(2 * config.blocks);
-    let mut positions = Array::<u32>::new(lane_rows);
-    if comptime!(config.window) {
-        #[unroll]
-        for of_lane in 0..lane_rows {
-            let row = row + comptime!((of_lane / 2 * 16 + of_lane % 2 * 8) as u32);
-            // Rows past the last one see nothing anyway.
-            let index = batch * n_queries + min(row, n_queries - 1);
-            positions[of_lane] = query_position[index as usize];
-        }
-    }
-    #[unroll]
-    for i in 0..comptime!(2 * product_tiles) {
-        let (n, column) = comptime!((i / 2, i % 2));
-        let key = key + comptime!((n * 8 + column) as u32);
-        let mut start = 0u32;
-        let mut seen = 0u32;
-        let mut position = 0u32;
-        if key < n_keys {
-            let at = batch * n_keys + key;
-            start = key_start[at as usize];
-            seen = key_end[at as usize] - start;
-            if comptime!(config.window) {
-                position = key_position[at as usize];
-            }
-        }
-        #[unroll]
-        for of_lane in 0..lane_rows {
-            let (block, half) = comptime!((of_lane / 2, of_lane % 2));
-            // Rows before the start wrap around to large numbers.
-            let mut visible = row + comptime!((block * 16 + half * 8) as u32) - start < seen;
-            if comptime!(config.window) {
-                visible = visible && within_window(positions[of_lane], position, window);
-            }
-            let at = comptime!(block * product_tiles + n);
-            let element = comptime!(2 * half + column);
-            let mut tile = exponents[at];
-            let hidden = f32::NEG_INFINITY;
-            tile.insert(element, select(visible, tile.extract(element), hidden));
-            exponents[at] = tile;
-        }
-    }
 }

@@ -7,9 +7,11 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::super::arguments::{Lists, Mask, tile_at};
+use super::super::copies::copy_panels_of_both;
 use super::super::warpgroup::*;
 use super::blocks::*;
-use super::query::hide_of_queries;
+use super::by_query::hide_of_queries;
 use tree_training_cube::matrix::*;
 
 /// Units of a cube.
@@ -41,19 +43,9 @@ fn copy_stage(
     let to = stage + comptime!(panel_tile_bytes(KEY_ROWS, dim) as u32);
     let valid = n_keys - first;
     if valid >= comptime!(KEY_ROWS as u32) {
-        copy_panel_rows(
-            key, stage, UNIT_POS_X, valid, KEY_ROWS, KEY_ROWS, dim, UNITS, false,
-        );
-        copy_panel_rows(
-            value, to, UNIT_POS_X, valid, KEY_ROWS, KEY_ROWS, dim, UNITS, false,
-        );
+        copy_panels_of_both(key, value, stage, to, valid, KEY_ROWS, dim, UNITS, false);
     } else {
-        copy_panel_rows(
-            key, stage, UNIT_POS_X, valid, KEY_ROWS, KEY_ROWS, dim, UNITS, true,
-        );
-        copy_panel_rows(
-            value, to, UNIT_POS_X, valid, KEY_ROWS, KEY_ROWS, dim, UNITS, true,
-        );
+        copy_panels_of_both(key, value, stage, to, valid, KEY_ROWS, dim, UNITS, true);
     }
     commit_copies();
 }
@@ -69,32 +61,14 @@ pub(crate) fn tree_attention_backward_query_warpgroup<E: Float>(
     value: &[E],
     grad_output: &[E],
     statistics: &[f32],
-    key_start: &[u32],
-    key_end: &[u32],
-    key_position: &[u32],
-    query_position: &[u32],
-    offsets: &[u32],
-    entries: &[u32],
-    order: &[u32],
+    mask: Mask,
+    lists: Lists,
     grad_query: &mut [Vector<u32, Const<4>>],
-    n_queries: u32,
-    n_keys: u32,
-    kv_heads: u32,
-    group: u32,
-    batches: u32,
-    scale: f32,
-    scale_log2: f32,
-    cap_scale: f32,
-    window: u32,
+    sizes: Sizes,
+    scores: Scores,
     #[comptime] config: BackwardConfig,
     #[define(E)] _dtype: ElemType,
 ) {
-    let scores = Scores {
-        scale,
-        scale_log2,
-        cap_scale,
-        window,
-    };
     let dim = config.head_dim;
     let query_rows = comptime!(QUERY_ROWS as u32);
     let row_tile_bytes = comptime!(panel_tile_bytes(QUERY_ROWS, dim) as u32);
@@ -104,18 +78,16 @@ pub(crate) fn tree_attention_backward_query_warpgroup<E: Float>(
     let size!(LeftSize) = comptime!(KEY_ROWS / 4);
     let size!(SumSize) = comptime!(dim / 2);
 
-    let query_heads = kv_heads * group;
-    let tiles = n_queries.div_ceil(query_rows);
+    let query_heads = sizes.kv_heads * sizes.group;
+    let tiles = sizes.n_queries.div_ceil(query_rows);
     let padded_queries = tiles * query_rows;
     let head = CUBE_POS_X % query_heads;
-    let tile = order[(CUBE_POS_X / query_heads) as usize];
-    let batch = tile / tiles;
-    let first_query = tile % tiles * query_rows;
+    let tile = tile_at(&lists, CUBE_POS_X / query_heads, tiles, QUERY_ROWS);
     // Row of [B * Hq] and of [B * Hkv].
-    let query_row = batch * query_heads + head;
-    let key_row = batch * kv_heads + head / group;
-    let begin = offsets[tile as usize];
-    let end = offsets[tile as usize + 1];
+    let query_row = tile.batch * query_heads + head;
+    let key_row = tile.batch * sizes.kv_heads + head / sizes.group;
+    let begin = lists.offsets[tile.number as usize];
+    let end = lists.offsets[tile.number as usize + 1];
 
     let lane = UNIT_POS_X % 32;
     let plane_row = UNIT_POS_X / 32 * 16;
@@ -127,8 +99,9 @@ pub(crate) fn tree_attention_backward_query_warpgroup<E: Float>(
     let shared = shared_address(&memory);
     let stages = shared + 2 * row_tile_bytes;
 
-    let valid_rows = n_queries - first_query;
-    let row = u64::cast_from(query_row) * u64::cast_from(n_queries) + u64::cast_from(first_query);
+    let valid_rows = sizes.n_queries - tile.first;
+    let row =
+        u64::cast_from(query_row) * u64::cast_from(sizes.n_queries) + u64::cast_from(tile.first);
     let query_offset = row * comptime!(2 * dim as u64);
     let from = global_address::<E>(query) + query_offset;
     copy_panel_rows(
@@ -141,15 +114,16 @@ pub(crate) fn tree_attention_backward_query_warpgroup<E: Float>(
     );
     commit_copies();
 
-    let key_offset = u64::cast_from(key_row) * u64::cast_from(n_keys) * comptime!(2 * dim as u64);
+    let key_offset =
+        u64::cast_from(key_row) * u64::cast_from(sizes.n_keys) * comptime!(2 * dim as u64);
     let from_key = global_address::<E>(key) + key_offset;
     let from_value = global_address::<E>(value) + key_offset;
     let mut entry = 0u32;
     let mut next_entry = 0u32;
     if begin < end {
-        entry = entries[begin as usize];
-        copy_stage(from_key, from_value, n_keys, entry, stages, config);
-        next_entry = entries[min(begin + 1, end - 1) as usize];
+        entry = lists.entries[begin as usize];
+        copy_stage(from_key, from_value, sizes.n_keys, entry, stages, config);
+        next_entry = lists.entries[min(begin + 1, end - 1) as usize];
     }
 
     // Log-sum-exps of the lane's rows to base 2, and minus their sums of output times gradient.
@@ -158,12 +132,12 @@ pub(crate) fn tree_attention_backward_query_warpgroup<E: Float>(
     #[unroll]
     for row in 0..2usize {
         let at = query_row * padded_queries
-            + first_query
+            + tile.first
             + plane_row
             + lane / 4
             + comptime!(8 * row as u32);
         log_sum_exp[row] = statistics[at as usize];
-        start[row] = statistics[(batches * query_heads * padded_queries + at) as usize];
+        start[row] = statistics[(sizes.batches * query_heads * padded_queries + at) as usize];
     }
 
     let queries = describe_by_rows(shared);
@@ -179,7 +153,14 @@ pub(crate) fn tree_attention_backward_query_warpgroup<E: Float>(
         sync_cube();
         if index + 1 < end {
             let other = stages + (1 - slot) * 2 * key_tile_bytes;
-            copy_stage(from_key, from_value, n_keys, next_entry, other, config);
+            copy_stage(
+                from_key,
+                from_value,
+                sizes.n_keys,
+                next_entry,
+                other,
+                config,
+            );
         }
 
         let products = multiply_panel_rows::<E, ProductSize>(
@@ -212,16 +193,12 @@ pub(crate) fn tree_attention_backward_query_warpgroup<E: Float>(
         if entry & 1 == 1 {
             hide_of_queries(
                 &mut exponents,
-                key_start,
-                key_end,
-                key_position,
-                query_position,
-                batch,
+                &mask,
+                tile.batch,
                 (entry >> 1) * comptime!(KEY_ROWS as u32) + lane % 4 * 2,
-                first_query + plane_row + lane / 4,
-                n_keys,
-                n_queries,
-                window,
+                tile.first + plane_row + lane / 4,
+                &sizes,
+                scores.window,
                 product_tiles,
                 config,
             );
@@ -255,7 +232,7 @@ pub(crate) fn tree_attention_backward_query_warpgroup<E: Float>(
             dim,
         );
         entry = next_entry;
-        next_entry = entries[min(index + 2, end - 1) as usize];
+        next_entry = lists.entries[min(index + 2, end - 1) as usize];
     }
 
     // Each plane stages its rows where queries and gradients were, once all planes are done.
@@ -267,7 +244,7 @@ pub(crate) fn tree_attention_backward_query_warpgroup<E: Float>(
         tiles[n] = tile_of::<SumSize>(sums, n);
     }
     let rows = shared + plane_row * comptime!(row_stride(dim) as u32);
-    stage_sums::<E>(&tiles, rows, lane, scale, dim, 1usize);
+    stage_sums::<E>(&tiles, rows, lane, scores.scale, dim, 1usize);
     let row = row + u64::cast_from(plane_row);
     store_rows(
         rows,

@@ -4,6 +4,8 @@ use cubecl::prelude::*;
 use tree_training_cube::translation::{Case, Target, buffer, settings};
 
 use super::super::has_warpgroup_products;
+use super::super::transpiled::{lists, mask};
+use super::blocks::{ScoresCompilationArg, SizesCompilationArg};
 use super::key_value::tree_attention_backward_key_value::TreeAttentionBackwardKeyValue;
 use super::key_value_warpgroup::tree_attention_backward_key_value_warpgroup::TreeAttentionBackwardKeyValueWarpgroup;
 use super::query::tree_attention_backward_query::TreeAttentionBackwardQuery;
@@ -24,6 +26,19 @@ pub(in super::super) fn backward_kernels(
     let config = BackwardConfig::new(head_dim, group, options, options);
     let (device, target) = (&target.device, &target.target);
     let name = |kernel: &str| format!("backward_{kernel}_{head_dim}_{group}_{options}_{dtype}");
+    let sizes = || SizesCompilationArg {
+        n_queries: (),
+        n_keys: (),
+        kv_heads: (),
+        group: (),
+        batches: (),
+    };
+    let scores = || ScoresCompilationArg {
+        scale: (),
+        scale_log2: (),
+        cap_scale: (),
+        window: (),
+    };
     let mut cases: Vec<Case> = Vec::new();
 
     macro_rules! key_value {
@@ -37,25 +52,13 @@ pub(in super::super) fn backward_kernels(
                 b(),
                 b(),
                 b(),
+                mask(),
+                lists(),
                 b(),
                 b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
+                sizes(),
                 (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
+                scores(),
                 config,
                 dtype,
             );
@@ -73,23 +76,11 @@ pub(in super::super) fn backward_kernels(
                 b(),
                 b(),
                 b(),
+                mask(),
+                lists(),
                 b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
+                sizes(),
+                scores(),
                 config,
                 dtype,
             );
