@@ -1,7 +1,7 @@
 //! Gated DeltaNet's recurrence over the paths of a tree.
 //!
 //! Equations and derivation: Yang et al., *Gated Delta Networks* (2024), of which
-//! [`reference`] is the token recurrence and [`generic`] the chunked form on tree windows.
+//! [`mod@reference`] is the token recurrence and `generic` the chunked form on tree windows.
 
 mod autodiff;
 mod check;
