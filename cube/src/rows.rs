@@ -12,7 +12,7 @@ pub struct RowGroups {
     pub units: u32,
     /// Units of a row, a power of two.
     pub lanes: u32,
-    /// See [`plane_width`].
+    /// See [`plane_width`](crate::plane_width).
     pub plane: u32,
 }
 

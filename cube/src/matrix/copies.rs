@@ -18,7 +18,7 @@ pub fn copy_chunk(
     );
 }
 
-/// As [`copy_chunk`], with zeros instead of the source unless `valid`; the source of an invalid
+/// As [`copy_chunk()`], with zeros instead of the source unless `valid`; the source of an invalid
 /// copy is not read.
 #[cube]
 pub fn copy_chunk_or_zero(
@@ -35,7 +35,7 @@ pub fn copy_chunk_or_zero(
     );
 }
 
-/// As [`copy_chunk_or_zero`] for 4 bytes.
+/// As [`copy_chunk_or_zero()`] for 4 bytes.
 #[cube]
 pub fn copy_word_or_zero(global: u64, shared: u32, valid: bool) {
     let size = select(valid, 4u32, 0u32);
@@ -52,7 +52,7 @@ pub fn commit_copies() {
 }
 
 /// Waits until at most the `pending` youngest groups of this unit are in flight; copies that no
-/// [`commit_copies`] has closed into a group are not waited for. Others see the copies after a
+/// [`commit_copies()`] has closed into a group are not waited for. Others see the copies after a
 /// `sync_cube`.
 #[cube]
 pub fn wait_copies(#[comptime] pending: usize) {

@@ -17,7 +17,7 @@
 //!   (g + 8, 2t + 8)`,
 //! * of a right operand (16 x 8): the pairs down the columns from `(2t, g), (2t + 8, g)`.
 //!
-//! So two neighbouring accumulators are, converted in place, one left operand ([`pack_left`]).
+//! So two neighbouring accumulators are, converted in place, one left operand ([`pack_left()`]).
 
 mod address;
 mod arithmetic;

@@ -64,7 +64,7 @@ pub fn copy_rows(
     }
 }
 
-/// What a lane adds to the address of a 16 x 16 block of a tile to load it with [`load_block`] as
+/// What a lane adds to the address of a 16 x 16 block of a tile to load it with `load_block` as
 /// * the left operand whose rows are the tile's rows, or
 /// * transposed, the right operands whose columns are the tile's columns 0-7 and 8-15 (registers 0
 ///   and 1, 2 and 3): sums run over the tile's rows.
@@ -74,7 +74,7 @@ pub fn lane_offset_by_rows(lane: u32, #[comptime] head_dim: usize) -> u32 {
     (lane % 16) * stride + (lane / 16) * CHUNK as u32
 }
 
-/// What a lane adds to the address of a 16 x 16 block of a tile to load it with [`load_block`] as
+/// What a lane adds to the address of a 16 x 16 block of a tile to load it with `load_block` as
 /// * the right operands whose columns are the tile's rows 0-7 and 8-15 (registers 0 and 1, 2 and
 ///   3): sums run over the tile's columns, or
 /// * transposed, the left operand whose rows are the tile's columns.
