@@ -7,8 +7,10 @@
 //! The second reads values and writes outputs once; between the two go 64 numbers per row and value
 //! head, twice. Every sum has one owner and a fixed order: two runs give the same bits.
 
-pub(super) mod local;
-pub(super) mod paths;
+mod copies;
+mod inverse;
+mod local;
+mod paths;
 #[cfg(all(test, feature = "cuda"))]
 pub(super) mod transpiled;
 
