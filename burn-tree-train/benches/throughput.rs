@@ -131,6 +131,7 @@ impl Bench<'_> {
             x.clone().into_dispatch(),
             weight.clone().into_dispatch(),
             1e-6,
+            false,
         );
         let inverse_rms = Tensor::<2>::from_dispatch(inverse_rms);
         self.moved(&format!("{name}, backward"), 3 * size, || {
@@ -139,6 +140,7 @@ impl Bench<'_> {
                 weight.clone().into_dispatch(),
                 inverse_rms.clone().into_dispatch(),
                 grad.clone().into_dispatch(),
+                false,
             );
         });
     }

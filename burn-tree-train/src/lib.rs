@@ -32,7 +32,7 @@ pub use lm_head::{
 pub use loss::sft_loss;
 pub use model::{BlockContext, BlockOutputs, BlockPast, RouterOutput, TreeModel};
 pub use ops::TreeTrainOps;
-pub use rms_norm::rms_norm;
+pub use rms_norm::{rms_norm, zero_centered_rms_norm};
 pub use router_loss::{RouterLoad, load_balancing_loss};
 pub use shadow::{shadow, widen_gradients};
 pub use step_bound::{ModelCost, StepBound, StepCounts};

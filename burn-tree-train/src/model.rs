@@ -1,10 +1,11 @@
 //! The block-wise model interface that training on trees rests on.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{Int, Tensor};
 use burn_tree_attn::TreeMask;
-use tree_pack::TreeBatch;
+use burn_tree_ssm::TreeRecurrence;
+use tree_pack::{TreeBatch, TreeLayout};
 
 /// What every block of a forward pass shares.
 #[derive(Clone, Debug)]
@@ -16,6 +17,8 @@ pub struct BlockContext {
     /// `[B * N]` the token ids on the host, 0 in padding: an embedding plans its gradient from them
     /// without waiting for the device.
     pub host_tokens: Arc<Vec<u32>>,
+    layouts: Arc<Vec<TreeLayout>>,
+    recurrence: Arc<OnceLock<TreeRecurrence>>,
 }
 
 impl BlockContext {
@@ -26,17 +29,52 @@ impl BlockContext {
             position_ids: batch.position_ids.clone(),
             mask: TreeMask::from_layouts(&batch.layouts, rows, &batch.tokens.device()),
             host_tokens: Arc::new(batch.host_tokens()),
+            layouts: batch.layouts.clone(),
+            recurrence: Arc::default(),
         }
+    }
+
+    /// The same context with another recurrence: one whose trees start from states of rows computed
+    /// before, or of which states are requested.
+    pub fn with_recurrence(self, recurrence: TreeRecurrence) -> Self {
+        Self {
+            recurrence: Arc::new(recurrence.into()),
+            ..self
+        }
+    }
+
+    /// Who continues whom, for recurrent blocks. Built by the first of them and shared by all: a
+    /// model with attention only does not pay for it.
+    ///
+    /// # Panics
+    ///
+    /// If the layouts of the batch contradict themselves, or the batch has no rows.
+    pub fn recurrence(&self) -> &TreeRecurrence {
+        self.recurrence.get_or_init(|| {
+            let [_, rows] = self.position_ids.dims();
+            TreeRecurrence::from_layouts(&self.layouts, rows)
+        })
     }
 }
 
-/// Keys and values of rows computed before (in an ancestor partition), of one block.
+/// What one block continues from: rows computed before, in an ancestor partition.
 #[derive(Clone, Debug)]
-pub struct BlockPast {
-    /// `[B, Hkv, P, D]` keys after RoPE.
-    pub key: Tensor<4>,
-    /// `[B, Hkv, P, Dv]` values.
-    pub value: Tensor<4>,
+pub enum BlockPast {
+    /// Of a block with attention.
+    Attention {
+        /// `[B, Hkv, P, D]` keys after RoPE.
+        key: Tensor<4>,
+        /// `[B, Hkv, P, Dv]` values.
+        value: Tensor<4>,
+    },
+    /// Of a recurrent block. Which tree starts from which of the `G` entries is part of the
+    /// [recurrence](BlockContext::with_recurrence).
+    Recurrent {
+        /// `[G, HV, DK, DV]` states.
+        states: Tensor<4>,
+        /// `[G, K - 1, C]` inputs of the convolution.
+        conv_tails: Tensor<3>,
+    },
 }
 
 /// Routing of a mixture-of-experts block.
@@ -55,6 +93,11 @@ pub struct BlockOutputs {
     pub key: Option<Tensor<4>>,
     /// `[B, Hkv, N, Dv]` values of attention blocks.
     pub value: Option<Tensor<4>>,
+    /// `[X, HV, DK, DV]` states of recurrent blocks after the rows that their
+    /// [recurrence](BlockContext::with_recurrence) requests.
+    pub states: Option<Tensor<4>>,
+    /// `[X, K - 1, C]` inputs of the convolution of recurrent blocks, of those rows and before.
+    pub conv_tails: Option<Tensor<3>>,
     /// Routing of mixture-of-experts blocks.
     pub router: Option<RouterOutput>,
 }

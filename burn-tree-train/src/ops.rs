@@ -95,25 +95,28 @@ pub trait TreeTrainOps: Backend {
     }
 
     /// Root-mean-square norm: `x [R, D]`, `weight [D]` -> `y [R, D]` in the dtype of `x`, and the
-    /// inverse root mean square `[R, 1]` in at least f32. Only the first is differentiable.
+    /// inverse root mean square `[R, 1]` in at least f32. Only the first is differentiable. A
+    /// `zero_centered` weight scales by one more than it is.
     #[fusion(meta = meta::rms_norm)]
     fn rms_norm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         epsilon: f64,
+        zero_centered: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        rms_norm::generic::forward::<Self>(x, weight, epsilon)
+        rms_norm::generic::forward::<Self>(x, weight, epsilon, zero_centered)
     }
 
     /// Gradients of `x` and `weight` for the gradient `grad [R, D]` of `y`.
-    #[fusion(meta = |x, weight, _, _| (x.clone(), weight.clone()))]
+    #[fusion(meta = |x, weight, _, _, _| (x.clone(), weight.clone()))]
     fn rms_norm_backward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         inverse_rms: FloatTensor<Self>,
         grad: FloatTensor<Self>,
+        zero_centered: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        rms_norm::generic::backward::<Self>(x, weight, inverse_rms, grad)
+        rms_norm::generic::backward::<Self>(x, weight, inverse_rms, grad, zero_centered)
     }
 
     /// `silu(gate) * up`, all of one shape and dtype.
@@ -200,6 +203,7 @@ mod meta {
         x: &TensorSpec,
         _weight: &TensorSpec,
         _epsilon: &f64,
+        _zero_centered: &bool,
     ) -> (TensorSpec, TensorSpec) {
         let shape = Shape::new([x.shape[0], 1]);
         (

@@ -74,6 +74,10 @@ pub struct ModelCost {
     /// Sum over attention layers of `query_heads * (head_dim + value_dim)`: multiplications of one
     /// visible pair in the forward pass.
     pub attention_width: u64,
+    /// Sum over recurrent layers of `3 * value_heads * key_dim * value_dim`: multiply-adds of one
+    /// token in the forward pass, which reads its state with the key, adds an outer product to it
+    /// and reads it with the query. Convolutions count as matrices.
+    pub recurrence_width: u64,
     /// Entries of the language-model head, `vocab * hidden`.
     pub head_parameters: u64,
     /// Whether the head receives a gradient.
@@ -93,7 +97,9 @@ impl ModelCost {
         let head = head_factor * self.head_parameters as f64;
         // Both factors of QK^T and of PV need a gradient: three times the forward pass.
         let pair = 6.0 * self.attention_width as f64;
-        counts.tokens as f64 * trunk
+        // All three products of a recurrence have two factors, too.
+        let recurrence = 6.0 * self.recurrence_width as f64;
+        counts.tokens as f64 * (trunk + recurrence)
             + counts.visible_pairs as f64 * pair
             + counts.projected_rows as f64 * head
     }
@@ -128,6 +134,7 @@ impl StepBound {
     ///     trunk_parameters: 1000,
     ///     trained_trunk_parameters: 1000,
     ///     attention_width: 64,
+    ///     recurrence_width: 0,
     ///     head_parameters: 500,
     ///     head_trained: true,
     /// };
@@ -179,6 +186,7 @@ mod tests {
         trunk_parameters: 10,
         trained_trunk_parameters: 10,
         attention_width: 3,
+        recurrence_width: 5,
         head_parameters: 7,
         head_trained: true,
     };
@@ -200,8 +208,8 @@ mod tests {
     #[test]
     fn flops_are_three_forward_passes_when_everything_is_trained() {
         let counts = StepCounts::of_pack(&fork());
-        // Forward: 2 per parameter and token, 2 per multiplication of a visible pair.
-        let forward = 2 * (4 * 10 + 9 * 3 + 2 * 7);
+        // Forward: 2 per parameter and token, 2 per multiplication of a visible pair or of a state.
+        let forward = 2 * (4 * (10 + 5) + 9 * 3 + 2 * 7);
         assert_eq!(MODEL.step_flops(&counts), f64::from(3 * forward));
     }
 

@@ -49,28 +49,35 @@ fn results<B: TreeTrainOps>(rows: usize, width: usize, device: &B::Device) -> Ve
     let grad = numbers::<B, 2>([rows, width], 2, device);
     let weight = numbers::<B, 1>([width], 3, device);
     let up = numbers::<B, 2>([rows, width], 4, device);
-    let (y, inverse_rms) = B::rms_norm(x.clone(), weight.clone(), 1e-6);
-    let (norm_x, norm_weight) =
-        B::rms_norm_backward(x.clone(), weight, inverse_rms.clone(), grad.clone());
+    let norms = [false, true].map(|zero_centered| {
+        let (y, inverse_rms) = B::rms_norm(x.clone(), weight.clone(), 1e-6, zero_centered);
+        let (norm_x, norm_weight) = B::rms_norm_backward(
+            x.clone(),
+            weight.clone(),
+            inverse_rms.clone(),
+            grad.clone(),
+            zero_centered,
+        );
+        [y, inverse_rms, norm_x, norm_weight]
+    });
     let (gate_grad, up_grad) = B::swiglu_backward(x.clone(), up.clone(), grad.clone());
     // One row is read often enough for a sum in parts.
     let indices = (0..rows).map(|row| (row % 40 / 39) as u32).collect();
     let plan = Arc::new(GatherPlan::new(indices, rows.max(2)).unwrap());
     let table = numbers::<B, 2>([rows.max(2), width], 5, device);
-    [
-        y,
-        inverse_rms,
-        norm_x,
-        norm_weight,
+    let others = [
         B::swiglu(x, up),
         gate_grad,
         up_grad,
         B::gather_rows(table, plan.clone()),
         B::gather_rows_backward(grad, plan),
-    ]
-    .into_iter()
-    .map(values::<B>)
-    .collect()
+    ];
+    norms
+        .into_iter()
+        .flatten()
+        .chain(others)
+        .map(values::<B>)
+        .collect()
 }
 
 #[test]
@@ -128,7 +135,7 @@ fn wide_rows_are_computed() {
     let y: CubeTensor = tracing::subscriber::with_default(Collector(announced.clone()), || {
         let x = numbers::<CubeBackend, 2>([2, width], 1, &device);
         let weight = numbers::<CubeBackend, 1>([width], 2, &device);
-        CubeBackend::rms_norm(x, weight, 1e-6).0
+        CubeBackend::rms_norm(x, weight, 1e-6, false).0
     });
     assert_eq!(announced.lock().unwrap()["rms_norm"], "primitives");
     let flex = Default::default();
@@ -136,6 +143,7 @@ fn wide_rows_are_computed() {
         numbers::<Flex, 2>([2, width], 1, &flex),
         numbers::<Flex, 1>([width], 2, &flex),
         1e-6,
+        false,
     );
     let found = values::<CubeBackend>(into_contiguous(y));
     for (found, expected) in found.into_iter().zip(values::<Flex>(expected.0)) {

@@ -7,7 +7,7 @@ use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup};
 use burn::tensor::{FloatDType, Tensor};
 use serde_json::json;
 
-use crate::qwen3::weights::{HfTensor, write_adapter};
+use crate::qwen3::weights::{HfTensor, key_of, write_adapter};
 use crate::qwen3::{Qwen3, WeightsError};
 
 /// Which adapters a model gets. There is no dropout: it would draw other masks for a packed tree
@@ -19,7 +19,7 @@ pub struct LoraSettings {
     /// Factors are scaled by `alpha / rank`.
     pub alpha: f64,
     /// Names of the adapted linear layers, such as `q_proj`; all of the model's projections
-    /// (`*_proj`) if `None`.
+    /// (`*_proj` and `in_proj_*`) if `None`.
     pub target_modules: Option<Vec<String>>,
 }
 
@@ -68,7 +68,7 @@ impl LoraSettings {
             None => found
                 .iter()
                 .copied()
-                .filter(|name| name.ends_with("_proj"))
+                .filter(|name| name.ends_with("_proj") || name.starts_with("in_proj_"))
                 .collect(),
         };
         if let Some(name) = names.iter().find(|name| !found.contains(*name)) {
@@ -154,12 +154,8 @@ struct Factors {
 }
 
 impl ModuleVisitor for Factors {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        // Variants of enums are no part of a key.
-        self.path.push(match container_type.starts_with("Enum:") {
-            true => String::new(),
-            false => name.to_owned(),
-        });
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_owned());
     }
 
     fn exit_module(&mut self, _: &str, _: &str) {
@@ -168,22 +164,16 @@ impl ModuleVisitor for Factors {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let path: Vec<&str> = self.path.iter().map(String::as_str).collect();
+        // The reparameterization of a weight is named between it and its factors.
         let (module, factor) = match path.as_slice() {
             [module @ .., "weight", "lora", "a"] => (module, "lora_A"),
             [module @ .., "weight", "lora", "b"] => (module, "lora_B"),
             _ => return,
         };
-        let module: Vec<&str> = module
-            .iter()
-            .copied()
-            .filter(|name| !name.is_empty())
-            .collect();
-        self.modules
-            .extend(module.last().map(|&name| name.to_owned()));
-        let key = format!(
-            "base_model.model.model.{}.{factor}.weight",
-            module.join(".")
-        );
+        let module = key_of(&module.join("."));
+        let name = module.rsplit('.').next();
+        self.modules.extend(name.map(str::to_owned));
+        let key = format!("base_model.model.{module}.{factor}.weight");
         let factor = param.val().without_autodiff();
         let dims = factor.dims();
         self.tensors.push(HfTensor::transposed(

@@ -9,14 +9,28 @@ use tree_training_examples::training::metrics::{StepRecord, read_records};
 
 /// A folder with `config.json` of a tiny model and `data.jsonl` of five tasks, each with three
 /// trajectories that fork twice and a strict prefix of one of them.
+///
+/// `hybrid.json` is a tiny Qwen3.5: a recurrent block and one with attention.
 fn setup() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let config = json!({
+    let mut config = json!({
         "model_type": "qwen3", "vocab_size": 50, "hidden_size": 16, "intermediate_size": 24,
         "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
         "rope_theta": 10000.0, "tie_word_embeddings": true, "initializer_range": 0.2,
     });
     fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    config["model_type"] = json!("qwen3_5_text");
+    for (field, value) in [
+        ("full_attention_interval", 2),
+        ("linear_num_key_heads", 1),
+        ("linear_num_value_heads", 2),
+        ("linear_key_head_dim", 8),
+        ("linear_value_head_dim", 8),
+        ("linear_conv_kernel_dim", 4),
+    ] {
+        config[field] = json!(value);
+    }
+    fs::write(folder.path().join("hybrid.json"), config.to_string()).unwrap();
     let mut lines = String::new();
     for task in 0..5u32 {
         // A fixed scramble of small numbers; forks at 8 and 14.
@@ -185,6 +199,11 @@ fn a_resumed_run_with_adapters_is_bit_identical() {
     resume_is_bit_identical(&["--lora-rank", "2"], "adapter_model.safetensors");
 }
 
+#[test]
+fn a_resumed_run_of_a_hybrid_model_is_bit_identical() {
+    resume_is_bit_identical(&["--model", "hybrid.json"], "model.safetensors");
+}
+
 /// Trees and separate trajectories have the same losses over many steps, for every way of
 /// averaging, and trees compute fewer tokens.
 #[test]
@@ -196,6 +215,7 @@ fn comparing_shows_the_same_losses_for_fewer_tokens() {
         ["--aggregation", "constant:7"],
         ["--objective", "unique"],
         ["--lora-rank", "4"],
+        ["--model", "hybrid.json"],
     ]
     .iter()
     .enumerate()

@@ -203,13 +203,27 @@ pub struct Tolerances {
     pub after_step: f64,
 }
 
-/// The tolerances of models with attention only.
-pub const ATTENTION_TOLERANCES: Tolerances = Tolerances {
-    log_prob: 2e-5,
-    loss: 2e-6,
-    gradient: 5e-5,
-    after_step: 1e-5,
-};
+impl Tolerances {
+    /// The tolerances of a case of a model of this type.
+    pub fn of(model_type: &str, case: &str) -> Self {
+        let is_hybrid = ["qwen3_next", "qwen3_5_text"].contains(&model_type);
+        match is_hybrid {
+            false => Self {
+                log_prob: 2e-5,
+                loss: 2e-6,
+                gradient: 5e-5,
+                after_step: 1e-5,
+            },
+            true => Self {
+                log_prob: 1e-4,
+                loss: 2e-6,
+                // Short sequences leave states almost empty: what the norms divide by is small.
+                gradient: if case == "fork" { 2e-3 } else { 3e-4 },
+                after_step: 2e-4,
+            },
+        }
+    }
+}
 
 /// Reads all tensors of a file of f32 tensors.
 ///

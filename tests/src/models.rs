@@ -1,11 +1,22 @@
 //! Small models for tests.
 
-use burn::tensor::{DType, Device, FloatDType};
-use tree_training_examples::qwen3::{MoeConfig, Qwen3, Qwen3Config};
+use burn::module::Param;
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use tree_training_examples::qwen3::{
+    Architecture, LayerType, LinearAttentionConfig, Mixer, MoeConfig, Qwen3, Qwen3Config,
+};
+
+/// By how much the weights of convolutions are larger than others, so that values are of order one.
+const CONVOLUTION_SCALE: f64 = 4.0;
+
+/// Rates of decay of the heads of recurrent layers, repeated: slow ones, by which a state that went
+/// astray would be seen far down a path, and fast ones.
+const DECAY_RATES: [f64; 2] = [0.05, 3.0];
 
 /// A dense model of two blocks; odd sizes, so that a mix-up of dimensions shows.
 pub fn dense_config(vocab_size: usize) -> Qwen3Config {
     Qwen3Config {
+        architecture: Architecture::Qwen3,
         vocab_size,
         hidden_size: 24,
         intermediate_size: 20,
@@ -13,11 +24,13 @@ pub fn dense_config(vocab_size: usize) -> Qwen3Config {
         num_attention_heads: 4,
         num_key_value_heads: 2,
         head_dim: 10,
+        rotary_dim: 10,
+        attention_output_gate: false,
         rms_norm_eps: 1e-6,
         rope_theta: 1e4,
         tie_word_embeddings: false,
         initializer_range: 0.15,
-        sliding_windows: vec![None; 2],
+        layer_types: vec![LayerType::FullAttention; 2],
         moe: None,
         other: Default::default(),
     }
@@ -28,11 +41,12 @@ pub fn dense_config(vocab_size: usize) -> Qwen3Config {
 pub fn moe_config(vocab_size: usize) -> Qwen3Config {
     Qwen3Config {
         tie_word_embeddings: true,
-        sliding_windows: vec![Some(5), None],
+        layer_types: vec![LayerType::SlidingAttention(5), LayerType::FullAttention],
         moe: Some(MoeConfig {
             num_experts: 6,
             num_experts_per_tok: 2,
             moe_intermediate_size: 12,
+            shared_expert_intermediate_size: None,
             norm_topk_prob: true,
             decoder_sparse_step: 2,
             mlp_only_layers: Vec::new(),
@@ -42,7 +56,74 @@ pub fn moe_config(vocab_size: usize) -> Qwen3Config {
     }
 }
 
-/// A model with random weights.
+/// A dense Qwen3.5: two recurrent blocks, one with attention, and another recurrent one.
+pub fn hybrid_config(vocab_size: usize) -> Qwen3Config {
+    let linear = LayerType::LinearAttention(LinearAttentionConfig {
+        num_key_heads: 2,
+        num_value_heads: 4,
+        key_head_dim: 6,
+        value_head_dim: 9,
+        conv_kernel_dim: 4,
+    });
+    Qwen3Config {
+        architecture: Architecture::Qwen3_5,
+        num_hidden_layers: 4,
+        rotary_dim: 4,
+        attention_output_gate: true,
+        // A first token whose query and key happen to be almost orthogonal leaves almost nothing to
+        // the norm of its output: the usual 1e-6 would amplify rounding there without bound.
+        rms_norm_eps: 1e-2,
+        tie_word_embeddings: true,
+        layer_types: vec![linear, linear, LayerType::FullAttention, linear],
+        ..dense_config(vocab_size)
+    }
+}
+
+/// A Qwen3-Next: a recurrent and an attending block of 6 experts, 2 a token, and one for all tokens,
+/// around a dense recurrent block.
+pub fn hybrid_moe_config(vocab_size: usize) -> Qwen3Config {
+    let hybrid = hybrid_config(vocab_size);
+    let linear = hybrid.layer_types[0];
+    Qwen3Config {
+        architecture: Architecture::Qwen3Next,
+        num_hidden_layers: 3,
+        tie_word_embeddings: false,
+        layer_types: vec![linear, linear, LayerType::FullAttention],
+        moe: moe_config(vocab_size).moe.map(|moe| MoeConfig {
+            shared_expert_intermediate_size: Some(10),
+            decoder_sparse_step: 1,
+            mlp_only_layers: vec![1],
+            ..moe
+        }),
+        ..hybrid
+    }
+}
+
+/// A model with random weights; the heads of its recurrent layers decay slowly and fast by turns.
 pub fn random_model(config: &Qwen3Config, seed: u64, dtype: DType, device: &Device) -> Qwen3 {
-    Qwen3::random(config, seed, FloatDType::from(dtype), device)
+    let mut model = Qwen3::random(config, seed, FloatDType::from(dtype), device);
+    for block in &mut model.layers {
+        if let Mixer::GatedDeltaNet(layer) = &mut block.mixer {
+            let weight = layer.conv1d.weight.val().without_autodiff();
+            let data = (weight.clone() * CONVOLUTION_SCALE).into_data();
+            let tensor = Tensor::<2>::from_data(data, (device, weight.dtype()));
+            layer.conv1d.weight = Param::from_tensor(tensor);
+        }
+    }
+    with_decay_rates(model, &DECAY_RATES, device)
+}
+
+/// The model with these rates of decay for the heads of its recurrent layers, repeated.
+pub fn with_decay_rates(mut model: Qwen3, rates: &[f64], device: &Device) -> Qwen3 {
+    for block in &mut model.layers {
+        if let Mixer::GatedDeltaNet(layer) = &mut block.mixer {
+            let a_log = layer.a_log.val();
+            let heads = a_log.dims()[0];
+            let logarithms = rates.iter().map(|rate| rate.ln()).cycle().take(heads);
+            let data = TensorData::new(logarithms.collect::<Vec<f64>>(), [heads]);
+            let tensor = Tensor::<1>::from_data(data, (device, a_log.dtype()));
+            layer.a_log = Param::from_tensor(tensor);
+        }
+    }
+    model
 }

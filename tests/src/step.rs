@@ -1,11 +1,8 @@
 //! The loss and the gradients of an optimizer step: packed, and of each sequence alone.
 
-use std::sync::Arc;
-
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, activation};
-use burn_tree_attn::TreeMask;
 use burn_tree_train::{BlockContext, LmHeadOptions, TreeModel, token_log_probs};
 use tree_pack::{OccurrenceBatch, Pack, PackedStep, Segment, Trajectory, TreeBatch, TreeLayout};
 
@@ -70,23 +67,9 @@ pub fn hidden_states<M: TreeModel>(
     model.final_norm(x)
 }
 
-/// What all blocks need for a batch.
-pub fn block_context(batch: &TreeBatch, device: &Device) -> BlockContext {
-    BlockContext {
-        position_ids: batch.position_ids.clone(),
-        mask: TreeMask::from_layouts(&batch.layouts, batch.dims()[1], device),
-        host_tokens: Arc::new(batch.host_tokens()),
-    }
-}
-
 /// Log-probabilities of the occurrences of a batch.
-pub fn log_probs<M: TreeModel>(
-    model: &M,
-    batch: &TreeBatch,
-    options: LmHeadOptions,
-    device: &Device,
-) -> Tensor<1> {
-    let context = block_context(batch, device);
+pub fn log_probs<M: TreeModel>(model: &M, batch: &TreeBatch, options: LmHeadOptions) -> Tensor<1> {
+    let context = BlockContext::new(batch);
     let hidden = hidden_states(model, batch.tokens.clone(), &context);
     token_log_probs(hidden, model.head_weight(), &batch.occurrences, options).log_probs
 }
@@ -121,7 +104,7 @@ pub fn packed_step<M: TreeModel + Module>(
     };
     for packs in packed.packs.chunks(size.max(1)) {
         let batch = TreeBatch::with_dtype(packs, device, FloatDType::from(dtype));
-        let log_probs = log_probs(model, &batch, options, device);
+        let log_probs = log_probs(model, &batch, options);
         let loss = loss(log_probs.clone(), &batch.occurrences);
         step.loss += read(&loss)[0];
         let columns = packs.iter().flat_map(|pack| {
@@ -231,7 +214,7 @@ pub fn separate_log_probs<M: TreeModel>(
 ) -> Tensor<1> {
     let length = trajectory.tokens.len();
     let batch = TreeBatch::new(&[sequence_pack(&trajectory.tokens)], device);
-    let context = block_context(&batch, device);
+    let context = BlockContext::new(&batch);
     let hidden = hidden_states(model, batch.tokens.clone(), &context).squeeze_dim::<2>(0);
     let logits = hidden.matmul(model.head_weight().transpose());
     let log_probs = activation::log_softmax(logits, 1).slice_dim(0, 0..length - 1);
@@ -252,7 +235,7 @@ pub fn smallest_router_gap<M: TreeModel>(
     let mut smallest = f64::INFINITY;
     for trajectory in trajectories {
         let batch = TreeBatch::new(&[sequence_pack(&trajectory.tokens)], device);
-        let context = block_context(&batch, device);
+        let context = BlockContext::new(&batch);
         let mut x = model.embed(batch.tokens.clone(), &context);
         for index in 0..model.n_blocks() {
             let (y, outputs) = model.block(index, x, &context, None);

@@ -14,9 +14,7 @@ use tree_pack::{Aggregation, LossForm, Objective, OccurrenceBatch, Trajectory};
 use tree_training_examples::qwen3::weights::hf_gradients;
 use tree_training_examples::qwen3::{ConfigError, Qwen3, Qwen3Config};
 use tree_training_tests::device::{autodiff_device, device_name};
-use tree_training_tests::fixture::{
-    ATTENTION_TOLERANCES, Case, Counts, ModelFolder, PolicyObjective, Tolerances,
-};
+use tree_training_tests::fixture::{Case, Counts, ModelFolder, PolicyObjective, Tolerances};
 use tree_training_tests::oracle::loss::prediction_weights;
 use tree_training_tests::packing::Packing;
 use tree_training_tests::policy::{PolicyInputs, PolicyLoss, column};
@@ -162,7 +160,7 @@ impl Check {
             trajectories,
             model,
             device,
-            tolerances: ATTENTION_TOLERANCES,
+            tolerances: Tolerances::of(&folder.model_type, case_name),
         })
     }
 

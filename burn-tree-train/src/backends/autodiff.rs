@@ -28,8 +28,9 @@ impl<B: TreeTrainOps, C: CheckpointStrategy> TreeTrainOps for Autodiff<B, C> {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         epsilon: f64,
+        zero_centered: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        rms_norm::autodiff_forward::<B, C>(x, weight, epsilon)
+        rms_norm::autodiff_forward::<B, C>(x, weight, epsilon, zero_centered)
     }
 
     fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {

@@ -102,12 +102,13 @@ impl TreeTrainOps for CubeBackend {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         epsilon: f64,
+        zero_centered: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         kernel_if!(
             has_kernels(&[&x, &weight]) && rms_norm::kernel::fits(&x, &weight),
             "rms_norm",
-            rms_norm::forward(x, weight, epsilon),
-            generic(x, weight, epsilon)
+            rms_norm::forward(x, weight, epsilon, zero_centered),
+            generic(x, weight, epsilon, zero_centered)
         )
     }
 
@@ -116,12 +117,13 @@ impl TreeTrainOps for CubeBackend {
         weight: FloatTensor<Self>,
         inverse_rms: FloatTensor<Self>,
         grad: FloatTensor<Self>,
+        zero_centered: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         kernel_if!(
             has_kernels(&[&x, &weight, &grad]) && rms_norm::kernel::fits(&x, &weight),
             "rms_norm_backward",
-            rms_norm::backward(x, weight, inverse_rms, grad),
-            generic(x, weight, inverse_rms, grad)
+            rms_norm::backward(x, weight, inverse_rms, grad, zero_centered),
+            generic(x, weight, inverse_rms, grad, zero_centered)
         )
     }
 

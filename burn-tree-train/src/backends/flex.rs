@@ -62,22 +62,24 @@ impl TreeTrainOps for Flex {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         epsilon: f64,
+        zero_centered: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         fn run<T: Number>(
             x: FlexTensor,
             weight: FlexTensor,
             epsilon: f64,
+            zero_centered: bool,
         ) -> (FlexTensor, FlexTensor) {
             let [x, weight] = [x, weight].map(|tensor| tensor.to_contiguous());
-            let (y, inverse_rms) =
-                rms_norm::native::forward::<T>(x.storage(), weight.storage(), epsilon);
+            let scale = rms_norm::native::scale::<T>(weight.storage(), zero_centered);
+            let (y, inverse_rms) = rms_norm::native::forward(x.storage(), &scale, epsilon);
             let rows = inverse_rms.len();
             (tensor(y, x.shape()), tensor(inverse_rms, [rows, 1].into()))
         }
         match common_dtype(&[&x, &weight]) {
-            Some(DType::F32) => run::<f32>(x, weight, epsilon),
-            Some(DType::F64) => run::<f64>(x, weight, epsilon),
-            _ => rms_norm::generic::forward::<Self>(x, weight, epsilon),
+            Some(DType::F32) => run::<f32>(x, weight, epsilon, zero_centered),
+            Some(DType::F64) => run::<f64>(x, weight, epsilon, zero_centered),
+            _ => rms_norm::generic::forward::<Self>(x, weight, epsilon, zero_centered),
         }
     }
 
@@ -86,12 +88,17 @@ impl TreeTrainOps for Flex {
         weight: FloatTensor<Self>,
         inverse_rms: FloatTensor<Self>,
         grad: FloatTensor<Self>,
+        zero_centered: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        fn run<T: Number>(inputs: [FlexTensor; 4]) -> (FlexTensor, FlexTensor) {
+        fn run<T: Number>(
+            inputs: [FlexTensor; 4],
+            zero_centered: bool,
+        ) -> (FlexTensor, FlexTensor) {
             let [x, weight, inverse_rms, grad] = inputs.map(|tensor| tensor.to_contiguous());
-            let (grad_x, grad_weight) = rms_norm::native::backward::<T>(
+            let scale = rms_norm::native::scale::<T>(weight.storage(), zero_centered);
+            let (grad_x, grad_weight) = rms_norm::native::backward(
                 x.storage(),
-                weight.storage(),
+                &scale,
                 inverse_rms.storage(),
                 grad.storage(),
             );
@@ -101,9 +108,9 @@ impl TreeTrainOps for Flex {
             )
         }
         match common_dtype(&[&x, &weight, &inverse_rms, &grad]) {
-            Some(DType::F32) => run::<f32>([x, weight, inverse_rms, grad]),
-            Some(DType::F64) => run::<f64>([x, weight, inverse_rms, grad]),
-            _ => rms_norm::generic::backward::<Self>(x, weight, inverse_rms, grad),
+            Some(DType::F32) => run::<f32>([x, weight, inverse_rms, grad], zero_centered),
+            Some(DType::F64) => run::<f64>([x, weight, inverse_rms, grad], zero_centered),
+            _ => rms_norm::generic::backward::<Self>(x, weight, inverse_rms, grad, zero_centered),
         }
     }
 
@@ -318,19 +325,32 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn norms_equal_the_primitives(rows in 1usize..40, size in 1usize..80) {
+        fn norms_equal_the_primitives(
+            rows in 1usize..40,
+            size in 1usize..80,
+            zero_centered: bool,
+        ) {
             let x = numbers([rows, size], 1);
             let weight = numbers([size], 2);
             let grad = numbers([rows, size], 3);
-            let (y, inverse_rms) = Flex::rms_norm(x.clone(), weight.clone(), 1e-6);
-            let expected = rms_norm::generic::forward::<Flex>(x.clone(), weight.clone(), 1e-6);
+            let (y, inverse_rms) = Flex::rms_norm(x.clone(), weight.clone(), 1e-6, zero_centered);
+            let expected = rms_norm::generic::forward::<Flex>(
+                x.clone(),
+                weight.clone(),
+                1e-6,
+                zero_centered,
+            );
             assert_close(y, expected.0);
             assert_close(inverse_rms.clone(), expected.1);
-            let inputs = || (x.clone(), weight.clone(), inverse_rms.clone(), grad.clone());
-            let (x, weight, inverse_rms, grad) = inputs();
-            let found = Flex::rms_norm_backward(x, weight, inverse_rms, grad);
-            let (x, weight, inverse_rms, grad) = inputs();
-            let expected = rms_norm::generic::backward::<Flex>(x, weight, inverse_rms, grad);
+            let found = Flex::rms_norm_backward(
+                x.clone(),
+                weight.clone(),
+                inverse_rms.clone(),
+                grad.clone(),
+                zero_centered,
+            );
+            let expected =
+                rms_norm::generic::backward::<Flex>(x, weight, inverse_rms, grad, zero_centered);
             assert_close(found.0, expected.0);
             assert_close(found.1, expected.1);
         }

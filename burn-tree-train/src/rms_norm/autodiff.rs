@@ -15,7 +15,7 @@ use crate::primitive::{Tracked, backward};
 struct RmsNormBackward;
 
 impl<B: TreeTrainOps> Backward<B, 2> for RmsNormBackward {
-    type State = (NodeId, NodeId, FloatTensor<B>);
+    type State = (NodeId, NodeId, FloatTensor<B>, bool);
 
     fn backward(
         self,
@@ -23,11 +23,15 @@ impl<B: TreeTrainOps> Backward<B, 2> for RmsNormBackward {
         grads: &mut Gradients,
         checkpointer: &mut Checkpointer,
     ) {
-        backward::<B, _, 2>(ops, grads, |grad, (x, weight, inverse_rms)| {
-            let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
-            let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
-            B::rms_norm_backward(x, weight, inverse_rms, grad).into()
-        });
+        backward::<B, _, 2>(
+            ops,
+            grads,
+            |grad, (x, weight, inverse_rms, zero_centered)| {
+                let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+                let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
+                B::rms_norm_backward(x, weight, inverse_rms, grad, zero_centered).into()
+            },
+        );
     }
 }
 
@@ -36,8 +40,14 @@ pub(crate) fn forward<B: TreeTrainOps, C: CheckpointStrategy>(
     x: Tracked<B, C>,
     weight: Tracked<B, C>,
     epsilon: f64,
+    zero_centered: bool,
 ) -> (Tracked<B, C>, Tracked<B, C>) {
-    let (y, inverse_rms) = B::rms_norm(x.primitive().clone(), weight.primitive().clone(), epsilon);
+    let (y, inverse_rms) = B::rms_norm(
+        x.primitive().clone(),
+        weight.primitive().clone(),
+        epsilon,
+        zero_centered,
+    );
     let y = match RmsNormBackward
         .prepare::<C>([x.node(), weight.node()])
         .compute_bound()
@@ -48,6 +58,7 @@ pub(crate) fn forward<B: TreeTrainOps, C: CheckpointStrategy>(
                 prep.checkpoint(&x),
                 prep.checkpoint(&weight),
                 inverse_rms.clone(),
+                zero_centered,
             );
             prep.finish(state, y)
         }

@@ -88,6 +88,19 @@ fn load_row<F: Float, N: Size>(
     loaded
 }
 
+/// What a vector of normalised values is multiplied by.
+#[cube]
+fn scale<W: Float, N: Size>(
+    weight: Vector<W, N>,
+    #[comptime] zero_centered: bool,
+) -> Vector<f32, N> {
+    let mut scale = Vector::<f32, N>::cast_from(weight);
+    if comptime!(zero_centered) {
+        scale += Vector::new(1.0f32);
+    }
+    scale
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn forward_kernel<F: Float, W: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -97,6 +110,7 @@ fn forward_kernel<F: Float, W: Float, N: Size>(
     rows: usize,
     width: usize,
     epsilon: f32,
+    #[comptime] zero_centered: bool,
     #[comptime] layout: RowLayout,
     #[define(F, W)] _dtypes: [ElemType; 2],
 ) {
@@ -121,11 +135,12 @@ fn forward_kernel<F: Float, W: Float, N: Size>(
         for load in 0..comptime!(layout.loads as usize) {
             let column = lane + load * lanes;
             if layout.exact || column < width {
-                let value = Vector::<f32, N>::cast_from(values[load]);
-                let normed = Vector::<F, N>::cast_from(value * Vector::new(factor));
-                let weight = Vector::<f32, N>::cast_from(weight[column]);
-                y[row * width + column] =
-                    Vector::cast_from(Vector::<f32, N>::cast_from(normed) * weight);
+                let mut normed = Vector::<f32, N>::cast_from(values[load]) * Vector::new(factor);
+                if comptime!(!zero_centered) {
+                    normed = Vector::cast_from(Vector::<F, N>::cast_from(normed));
+                }
+                let scale = scale::<W, N>(weight[column], zero_centered);
+                y[row * width + column] = Vector::cast_from(normed * scale);
             }
         }
         if lane == 0 {
@@ -145,6 +160,7 @@ fn backward_kernel<F: Float, W: Float, N: Size>(
     rows: usize,
     width: usize,
     rows_per_block: usize,
+    #[comptime] zero_centered: bool,
     #[comptime] layout: RowLayout,
     #[define(F, W)] _dtypes: [ElemType; 2],
 ) {
@@ -180,7 +196,7 @@ fn backward_kernel<F: Float, W: Float, N: Size>(
             let grad = Vector::<f32, N>::cast_from(grads[load]);
             weight_sums[load] += grad * normed;
             if layout.exact || column < width {
-                products += grad * Vector::cast_from(weight[column]) * normed;
+                products += grad * scale::<W, N>(weight[column], zero_centered) * normed;
             }
         }
         let sum = row_sum(products.vector_sum(), layout.groups);
@@ -193,7 +209,7 @@ fn backward_kernel<F: Float, W: Float, N: Size>(
                 if layout.exact || column < width {
                     let normed = Vector::<f32, N>::cast_from(values[load]) * Vector::new(factor);
                     let grad = Vector::<f32, N>::cast_from(grads[load]);
-                    let grad_normed = grad * Vector::cast_from(weight[column]);
+                    let grad_normed = grad * scale::<W, N>(weight[column], zero_centered);
                     grad_x[row * width + column] =
                         Vector::cast_from((grad_normed - normed * mean) * Vector::new(factor));
                 }
@@ -288,7 +304,12 @@ fn column_sum(values: CubeTensor, dtype: DType) -> CubeTensor {
 }
 
 /// See [`crate::TreeTrainOps::rms_norm`]; arguments for which [`fits`] holds.
-pub(crate) fn forward(x: CubeTensor, weight: CubeTensor, epsilon: f64) -> (CubeTensor, CubeTensor) {
+pub(crate) fn forward(
+    x: CubeTensor,
+    weight: CubeTensor,
+    epsilon: f64,
+    zero_centered: bool,
+) -> (CubeTensor, CubeTensor) {
     let [x, weight] = contiguous([x, weight]);
     let client = x.client.clone();
     let [rows, width] = [x.meta.shape()[0], x.meta.shape()[1]];
@@ -314,6 +335,7 @@ pub(crate) fn forward(x: CubeTensor, weight: CubeTensor, epsilon: f64) -> (CubeT
             rows,
             width,
             epsilon as f32,
+            zero_centered,
             layout,
             [elem(x.dtype), elem(weight.dtype)],
         );
@@ -327,6 +349,7 @@ pub(crate) fn backward(
     weight: CubeTensor,
     inverse_rms: CubeTensor,
     grad: CubeTensor,
+    zero_centered: bool,
 ) -> (CubeTensor, CubeTensor) {
     let [x, weight, inverse_rms, grad] = contiguous([x, weight, inverse_rms, grad]);
     let client = x.client.clone();
@@ -356,6 +379,7 @@ pub(crate) fn backward(
             rows,
             width / vector,
             rows_per_block,
+            zero_centered,
             layout,
             [elem(x.dtype), elem(weight.dtype)],
         );

@@ -25,6 +25,31 @@ pub(crate) use autodiff::forward as autodiff_forward;
 ///
 /// If the last dimension of `x` is not that of `weight`.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    norm(x, weight, epsilon, false)
+}
+
+/// [`rms_norm`] with a weight centred on zero: `y = cast((1 + weight) * x * rsqrt(mean(x^2) +
+/// epsilon))`.
+///
+/// Only the result is rounded to the dtype of `x`.
+///
+/// # Panics
+///
+/// If the last dimension of `x` is not that of `weight`.
+pub fn zero_centered_rms_norm<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<1>,
+    epsilon: f64,
+) -> Tensor<D> {
+    norm(x, weight, epsilon, true)
+}
+
+fn norm<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<1>,
+    epsilon: f64,
+    zero_centered: bool,
+) -> Tensor<D> {
     let shape = x.dims();
     let [size] = weight.dims();
     assert_eq!(
@@ -41,6 +66,7 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon: f64) -
         x.reshape([rows, size]).into_dispatch(),
         weight.into_dispatch(),
         epsilon,
+        zero_centered,
     );
     Tensor::<2>::from_dispatch(y).reshape(shape)
 }

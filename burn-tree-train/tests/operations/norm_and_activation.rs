@@ -2,7 +2,7 @@
 
 use crate::support::{assert_close, bits, device, exact, in_each_dtype, numbers, rounding, widest};
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_tree_train::{rms_norm, swiglu};
+use burn_tree_train::{rms_norm, swiglu, zero_centered_rms_norm};
 
 const EPSILON: f64 = 1e-6;
 
@@ -25,32 +25,69 @@ fn norm_of_a_model_equals_its_definition(dtype: DType) {
 in_each_dtype!(norm_equals_its_definition: F64 F32 F16 BF16);
 in_each_dtype!(norm_of_a_model_equals_its_definition: F64 F32 F16 BF16);
 
+type Norm = fn(Tensor<3>, Tensor<1>, f64) -> Tensor<3>;
+/// A norm, its definition, and the most by which weights between -1 and 1 scale.
+const NORMS: [(Norm, Norm, f64); 2] = [
+    (rms_norm, rms_norm::reference::rms_norm, 1.0),
+    (
+        zero_centered_rms_norm,
+        rms_norm::reference::zero_centered_rms_norm,
+        2.0,
+    ),
+];
+
 fn compare_norm(shape: [usize; 3], dtype: DType, weight_dtype: DType) {
+    for norm in NORMS {
+        compare_norms(norm, shape, dtype, weight_dtype);
+    }
+}
+
+fn compare_norms(
+    (norm, definition, scale): (Norm, Norm, f64),
+    shape: [usize; 3],
+    dtype: DType,
+    weight_dtype: DType,
+) {
     let [a, b, width] = shape;
     let x = numbers(shape, 1, dtype);
     let weight = numbers([width], 2, weight_dtype);
     let factors = numbers(shape, 3, dtype).detach();
-    let found = rms_norm(x.clone(), weight.clone(), EPSILON);
+    let found = norm(x.clone(), weight.clone(), EPSILON);
     assert_eq!(found.dtype(), dtype);
     let (exact_x, exact_weight) = (exact(&x), exact(&weight));
-    let expected = rms_norm::reference::rms_norm(exact_x.clone(), exact_weight.clone(), EPSILON);
+    let expected = definition(exact_x.clone(), exact_weight.clone(), EPSILON);
     // Rounded as normalised value and as product with the weight; the sum of squares is one of
     // `width` terms in at least f32.
     let once = rounding(dtype);
     let sum = (width as f64).sqrt() / 4.0 * once.min(rounding(DType::F32));
-    assert_close(found.clone(), expected.clone(), 8.0 * once + sum);
+    assert_close(found.clone(), expected.clone(), scale * (8.0 * once + sum));
     let found = (found * factors.clone()).sum().backward();
     let expected = (expected * exact(&factors)).sum().backward();
     // 1 / rms is at most 2, but for a single number.
     let (found_x, expected_x) = (x.grad(&found).unwrap(), exact_x.grad(&expected).unwrap());
     assert_eq!(found_x.dtype(), dtype);
-    assert_close(found_x, expected_x, 16.0 * once + 2.0 * sum);
+    assert_close(found_x, expected_x, scale * (16.0 * once + 2.0 * sum));
     // A sum of products of at most 2 in size, half of which cancel.
     let found = weight.grad(&found).unwrap();
     assert_eq!(found.dtype(), weight_dtype);
     let once = once.max(rounding(weight_dtype));
     let tolerance = (4.0 + 8.0 * ((a * b) as f64).sqrt()) * once;
     assert_close(found, exact_weight.grad(&expected).unwrap(), tolerance);
+}
+
+/// A weight centred on zero is rounded with the one that is added to it, not apart: in a dtype
+/// whose numbers near one are 2^-7 apart, products with `1 + 2^-9` are not those with one.
+#[test]
+fn a_weight_centred_on_zero_keeps_its_digits() {
+    if !device().supports_dtype(DType::BF16) {
+        return;
+    }
+    let x = numbers([40, 64], 1, DType::F32).cast(DType::BF16);
+    let norm = |weight: f32| {
+        let weight = Tensor::<1>::full([64], weight, (&device(), DType::F32));
+        bits(zero_centered_rms_norm(x.clone(), weight, EPSILON))
+    };
+    assert_ne!(norm(0.0), norm(f32::exp2(-9.0)));
 }
 
 /// The row of zeros that padding may be: no division by zero.

@@ -6,6 +6,7 @@ use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn_tree_train::StepCounts;
 
 use crate::qwen3::Qwen3Config;
+use crate::training::cost::projections;
 use crate::training::timing::{Repetitions, seconds};
 
 /// Seconds per row of the matrix products of a dense model: output, gradient of the input, and
@@ -86,21 +87,9 @@ impl ProductTimes {
 
 /// How many matrices of each shape `[input, output]` the blocks have.
 fn block_matrices(config: &Qwen3Config) -> BTreeMap<[usize; 2], usize> {
-    let hidden = config.hidden_size;
-    let query = config.num_attention_heads * config.head_dim;
-    let key = config.num_key_value_heads * config.head_dim;
-    let inner = config.intermediate_size;
     let mut matrices = BTreeMap::new();
-    for shape in [
-        [hidden, query],
-        [hidden, key],
-        [hidden, key],
-        [query, hidden],
-        [hidden, inner],
-        [hidden, inner],
-        [inner, hidden],
-    ] {
-        *matrices.entry(shape).or_default() += config.num_hidden_layers;
+    for shape in (0..config.num_hidden_layers).flat_map(|layer| projections(config, layer)) {
+        *matrices.entry(shape).or_default() += 1;
     }
     matrices
 }

@@ -2,18 +2,20 @@
 
 use burn::module::Module;
 use burn::nn::Linear;
-use burn::tensor::Tensor;
+use burn::tensor::{Tensor, activation::sigmoid};
 use burn_tree_attn::{RopeConfig, TreeAttentionOptions, rope, tree_attention};
 use burn_tree_train::{BlockContext, BlockPast};
 
 use super::norm::RmsNorm;
 use super::source::ParameterSource;
-use super::{Qwen3Config, linear};
+use super::{LayerType, Qwen3Config, linear};
 
-/// Projections without bias, query and key norms per head, rotary embedding of the whole head.
+/// Projections without bias, query and key norms per head, rotary embedding of the head or of its
+/// first features.
 #[derive(Module, Debug)]
 pub struct Attention {
-    /// `[hidden, heads * head_dim]`
+    /// `[hidden, heads * head_dim]`; with an output gate twice as wide: query, then gate, of each
+    /// head.
     pub q_proj: Linear,
     /// `[hidden, kv_heads * head_dim]`
     pub k_proj: Linear,
@@ -26,8 +28,10 @@ pub struct Attention {
     /// Over `head_dim`.
     pub k_norm: RmsNorm,
     head_dim: usize,
+    rotary_dim: usize,
     rope_theta: f64,
     sliding_window: Option<usize>,
+    output_gate: bool,
 }
 
 /// Result of [`Attention::forward`].
@@ -50,17 +54,20 @@ impl Attention {
         let hidden = config.hidden_size;
         let queries = config.num_attention_heads * config.head_dim;
         let keys = config.num_key_value_heads * config.head_dim;
+        let gates = if config.attention_output_gate {
+            queries
+        } else {
+            0
+        };
         let mut projection = |name: &str, input, output| {
             linear(source, &format!("{prefix}.{name}.weight"), input, output)
         };
-        let q_proj = projection("q_proj", hidden, queries)?;
+        let q_proj = projection("q_proj", hidden, queries + gates)?;
         let k_proj = projection("k_proj", hidden, keys)?;
         let v_proj = projection("v_proj", hidden, keys)?;
         let o_proj = projection("o_proj", queries, hidden)?;
-        let mut norm = |name: &str| {
-            let weight = source.norm(&format!("{prefix}.{name}.weight"), config.head_dim)?;
-            Ok(RmsNorm::new(weight, config.rms_norm_eps))
-        };
+        let mut norm =
+            |name: &str| RmsNorm::new(config, &format!("{prefix}.{name}"), config.head_dim, source);
         Ok(Self {
             q_proj,
             k_proj,
@@ -69,11 +76,19 @@ impl Attention {
             q_norm: norm("q_norm")?,
             k_norm: norm("k_norm")?,
             head_dim: config.head_dim,
+            rotary_dim: config.rotary_dim,
             rope_theta: config.rope_theta,
-            sliding_window: config.sliding_windows[layer],
+            sliding_window: match config.layer_types[layer] {
+                LayerType::SlidingAttention(window) => Some(window),
+                LayerType::FullAttention | LayerType::LinearAttention(_) => None,
+            },
+            output_gate: config.attention_output_gate,
         })
     }
 
+    /// # Panics
+    ///
+    /// If `past` is that of a recurrent block.
     pub(super) fn forward(
         &self,
         x: Tensor<3>,
@@ -81,41 +96,66 @@ impl Attention {
         past: Option<&BlockPast>,
     ) -> AttentionOutput {
         let [batch, rows, _] = x.dims();
-        let heads = |x: Tensor<3>| {
-            let heads = x.dims()[2] / self.head_dim;
-            x.reshape([batch, rows, heads, self.head_dim])
+        let heads = |x: Tensor<3>, width: usize| {
+            let heads = x.dims()[2] / width;
+            x.reshape([batch, rows, heads, width])
         };
         let rope_config = RopeConfig {
             theta: self.rope_theta,
-            rotary_dim: None,
+            rotary_dim: Some(self.rotary_dim),
         };
         let rotate = |x: Tensor<4>| rope(x, context.position_ids.clone(), &rope_config);
 
-        let query = self.q_norm.forward(heads(self.q_proj.forward(x.clone())));
-        let key = self.k_norm.forward(heads(self.k_proj.forward(x.clone())));
-        let value = heads(self.v_proj.forward(x)).swap_dims(1, 2);
+        let query = self.q_proj.forward(x.clone());
+        let (query, gate) = match self.output_gate {
+            false => (heads(query, self.head_dim), None),
+            true => {
+                let query_and_gate = heads(query, 2 * self.head_dim);
+                let [query, gate] = halves(query_and_gate);
+                (query, Some(gate))
+            }
+        };
+        let query = self.q_norm.forward(query);
+        let key = heads(self.k_proj.forward(x.clone()), self.head_dim);
+        let key = self.k_norm.forward(key);
+        let value = heads(self.v_proj.forward(x), self.head_dim).swap_dims(1, 2);
         let query = rotate(query.swap_dims(1, 2));
         let key = rotate(key.swap_dims(1, 2));
         let (keys, values) = match past {
-            Some(past) => (
-                Tensor::cat(vec![past.key.clone(), key.clone()], 2),
-                Tensor::cat(vec![past.value.clone(), value.clone()], 2),
-            ),
             None => (key.clone(), value.clone()),
+            Some(BlockPast::Attention {
+                key: past_key,
+                value: past_value,
+            }) => (
+                Tensor::cat(vec![past_key.clone(), key.clone()], 2),
+                Tensor::cat(vec![past_value.clone(), value.clone()], 2),
+            ),
+            Some(BlockPast::Recurrent { .. }) => panic!("attention continues from keys and values"),
         };
         let options = TreeAttentionOptions {
             sliding_window: self.sliding_window,
             ..Default::default()
         };
-        let attended = tree_attention(query, keys, values, &context.mask, options);
-        let [_, heads, _, head_dim] = attended.dims();
-        let attended = attended
-            .swap_dims(1, 2)
-            .reshape([batch, rows, heads * head_dim]);
+        let attended = tree_attention(query, keys, values, &context.mask, options).swap_dims(1, 2);
+        let attended = match gate {
+            Some(gate) => attended * sigmoid(gate),
+            None => attended,
+        };
+        let [_, _, heads, head_dim] = attended.dims();
+        let attended = attended.reshape([batch, rows, heads * head_dim]);
         AttentionOutput {
             hidden: self.o_proj.forward(attended),
             key,
             value,
         }
     }
+}
+
+/// The two halves of the last dimension.
+fn halves(x: Tensor<4>) -> [Tensor<4>; 2] {
+    let width = x.dims()[3] / 2;
+    [
+        x.clone().slice_dim(3, 0..width),
+        x.slice_dim(3, width..2 * width),
+    ]
 }

@@ -1,27 +1,38 @@
-//! One block: attention and a feed-forward layer, each after a norm and added to its input.
+//! One block: a layer that mixes tokens and a feed-forward layer, each after a norm and added to
+//! its input.
 
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_tree_train::{BlockContext, BlockOutputs, BlockPast};
 
 use super::Qwen3Config;
 use super::attention::Attention;
+use super::gated_delta_net::GatedDeltaNet;
 use super::mlp::Mlp;
 use super::moe::SparseMoe;
 use super::norm::RmsNorm;
 use super::source::ParameterSource;
 
-/// A transformer block.
+/// A block.
 #[derive(Module, Debug)]
 pub struct Block {
-    /// Before the attention.
+    /// Before the mixing layer.
     pub input_layernorm: RmsNorm,
-    /// The attention.
-    pub self_attn: Attention,
+    /// The mixing layer.
+    pub mixer: Mixer,
     /// Before the feed-forward layer.
     pub post_attention_layernorm: RmsNorm,
     /// The feed-forward layer.
     pub mlp: FeedForward,
+}
+
+/// The layer of a block that mixes tokens.
+#[derive(Module, Debug)]
+pub enum Mixer {
+    /// Attention.
+    Attention(Attention),
+    /// A recurrence.
+    GatedDeltaNet(GatedDeltaNet),
 }
 
 /// Feed-forward layer of a block.
@@ -40,22 +51,35 @@ impl Block {
         source: &mut S,
     ) -> Result<Self, S::Error> {
         let prefix = format!("model.layers.{layer}");
-        let mut norm = |name: &str| {
-            let weight = source.norm(&format!("{prefix}.{name}.weight"), config.hidden_size)?;
-            Ok(RmsNorm::new(weight, config.rms_norm_eps))
-        };
-        let input_layernorm = norm("input_layernorm")?;
-        let post_attention_layernorm = norm("post_attention_layernorm")?;
-        let mlp = format!("{prefix}.mlp");
+        let key = |name: &str| format!("{prefix}.{name}");
+        let hidden = config.hidden_size;
         Ok(Self {
-            input_layernorm,
-            self_attn: Attention::new(config, layer, &format!("{prefix}.self_attn"), source)?,
-            post_attention_layernorm,
+            input_layernorm: RmsNorm::new(config, &key("input_layernorm"), hidden, source)?,
+            mixer: match config.linear_attention(layer) {
+                None => Mixer::Attention(Attention::new(config, layer, &key("self_attn"), source)?),
+                Some(linear_attention) => Mixer::GatedDeltaNet(GatedDeltaNet::new(
+                    config,
+                    linear_attention,
+                    &key("linear_attn"),
+                    source,
+                )?),
+            },
+            post_attention_layernorm: RmsNorm::new(
+                config,
+                &key("post_attention_layernorm"),
+                hidden,
+                source,
+            )?,
             mlp: match &config.moe {
                 Some(moe) if config.is_moe_layer(layer) => {
-                    FeedForward::Sparse(SparseMoe::new(config, moe, &mlp, source)?)
+                    FeedForward::Sparse(SparseMoe::new(config, moe, &key("mlp"), source)?)
                 }
-                _ => FeedForward::Dense(Mlp::new(config, &mlp, source)?),
+                _ => FeedForward::Dense(Mlp::new(
+                    hidden,
+                    config.intermediate_size,
+                    &key("mlp"),
+                    source,
+                )?),
             },
         })
     }
@@ -66,23 +90,40 @@ impl Block {
         context: &BlockContext,
         past: Option<&BlockPast>,
     ) -> (Tensor<3>, BlockOutputs) {
-        let attention =
-            self.self_attn
-                .forward(self.input_layernorm.forward(x.clone()), context, past);
-        let x = x + attention.hidden;
-        let normed = self.post_attention_layernorm.forward(x.clone());
-        let (hidden, router) = match &self.mlp {
-            FeedForward::Dense(mlp) => (mlp.forward(normed), None),
-            FeedForward::Sparse(moe) => {
-                let (hidden, router) = moe.forward(normed);
-                (hidden, Some(router))
+        let mut outputs = BlockOutputs::default();
+        let normed = self.input_layernorm.forward(x.clone());
+        let mixed = match &self.mixer {
+            Mixer::Attention(attention) => {
+                let output = attention.forward(normed, context, past);
+                outputs.key = Some(output.key);
+                outputs.value = Some(output.value);
+                output.hidden
+            }
+            Mixer::GatedDeltaNet(layer) => {
+                let output = layer.forward(normed, context, past);
+                outputs.states = output.states;
+                outputs.conv_tails = output.conv_tails;
+                output.hidden
             }
         };
-        let outputs = BlockOutputs {
-            key: Some(attention.key),
-            value: Some(attention.value),
-            router,
+        let x = x + mixed;
+        let normed = self.post_attention_layernorm.forward(x.clone());
+        let hidden = match &self.mlp {
+            FeedForward::Dense(mlp) => mlp.forward(normed),
+            FeedForward::Sparse(moe) => {
+                let (hidden, router) = moe.forward(normed);
+                outputs.router = Some(router);
+                hidden
+            }
         };
         (x + hidden, outputs)
+    }
+
+    /// The dtype in which the block computes: that of its projections.
+    pub(super) fn compute_dtype(&self) -> DType {
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.q_proj.weight.val().dtype(),
+            Mixer::GatedDeltaNet(layer) => layer.compute_dtype(),
+        }
     }
 }

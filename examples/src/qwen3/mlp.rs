@@ -5,8 +5,8 @@ use burn::nn::Linear;
 use burn::tensor::Tensor;
 use burn_tree_train::swiglu;
 
+use super::linear;
 use super::source::ParameterSource;
-use super::{Qwen3Config, linear};
 
 /// `down(silu(gate x) * up x)`
 #[derive(Module, Debug)]
@@ -21,11 +21,11 @@ pub struct Mlp {
 
 impl Mlp {
     pub(super) fn new<S: ParameterSource>(
-        config: &Qwen3Config,
+        hidden: usize,
+        inner: usize,
         prefix: &str,
         source: &mut S,
     ) -> Result<Self, S::Error> {
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let mut projection = |name: &str, input, output| {
             linear(source, &format!("{prefix}.{name}.weight"), input, output)
         };

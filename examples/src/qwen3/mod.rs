@@ -1,8 +1,10 @@
-//! Qwen3 and Qwen3-MoE language models.
+//! Language models of the Qwen3 family: Qwen3, Qwen3-Next and Qwen3.5 (its language model), dense
+//! and as mixtures of experts.
 
 mod attention;
 mod block;
 mod config;
+mod gated_delta_net;
 mod mlp;
 mod model;
 mod moe;
@@ -11,11 +13,16 @@ mod source;
 pub mod weights;
 
 pub use attention::Attention;
-pub use block::{Block, FeedForward};
-pub use config::{ConfigError, MoeConfig, Qwen3Config};
+pub use block::{Block, FeedForward, Mixer};
+pub use config::{
+    Architecture, ConfigError, LayerType, LinearAttentionConfig, MoeConfig, Qwen3Config,
+};
+pub use gated_delta_net::{
+    DepthwiseConv, GatedDeltaNet, GatedNorm, GroupedProjections, InputProjections, SplitProjections,
+};
 pub use mlp::Mlp;
 pub use model::{LmHead, Qwen3};
-pub use moe::{Experts, SparseMoe};
+pub use moe::{Experts, SharedExpert, SparseMoe};
 pub use norm::RmsNorm;
 pub use weights::WeightsError;
 

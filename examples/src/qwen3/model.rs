@@ -12,10 +12,12 @@ use super::block::Block;
 use super::norm::RmsNorm;
 use super::source::{ParameterSource, RandomSource};
 
-/// A Qwen3 or Qwen3-MoE language model.
+/// A language model of the Qwen3 family.
 ///
-/// Module paths are the keys of a Hugging Face checkpoint without `model.`; matrices of linear
-/// layers are transposed.
+/// Matrices of linear layers are those of a Hugging Face checkpoint, transposed; [`weights`] knows
+/// the keys.
+///
+/// [`weights`]: super::weights
 ///
 /// ```
 /// use burn::tensor::{Device, FloatDType};
@@ -55,8 +57,9 @@ pub struct LmHead {
 }
 
 impl Qwen3 {
-    /// A model with random weights: matrices from a normal distribution of standard deviation
-    /// `initializer_range`, norms one. The same seed gives the same weights on every device.
+    /// A model with random weights: matrices and convolutions from a normal distribution of standard
+    /// deviation `initializer_range`, norms that change no scale, and rates of decay between 0.01 and
+    /// 16, as the reference models draw them. The same seed gives the same weights on every device.
     pub fn random(config: &Qwen3Config, seed: u64, dtype: FloatDType, device: &Device) -> Self {
         let mut source = RandomSource::new(config.initializer_range, seed, dtype, device);
         let Ok(model) = Self::build(config, &mut source);
@@ -72,7 +75,7 @@ impl Qwen3 {
         let layers = (0..config.num_hidden_layers)
             .map(|layer| Block::new(config, layer, source))
             .collect::<Result<_, _>>()?;
-        let norm = source.norm("model.norm.weight", hidden)?;
+        let norm = RmsNorm::new(config, "model.norm", hidden, source)?;
         let lm_head = match config.tie_word_embeddings {
             true => None,
             false => Some(LmHead {
@@ -84,22 +87,30 @@ impl Qwen3 {
                 weight: Param::from_tensor(embedding),
             },
             layers,
-            norm: RmsNorm::new(norm, config.rms_norm_eps),
+            norm,
             lm_head,
         })
     }
 
     /// Whether a parameter keeps its dtype in a copy that computes in a narrower one (see
-    /// [`burn_tree_train::shadow`]): norms, the embedding and the head. The blocks then compute in
-    /// the dtype of their projections.
+    /// [`burn_tree_train::shadow`]): norms, the gates' vectors of recurrent layers, the embedding and
+    /// the head. The blocks then compute in the dtype of their projections.
     pub fn stays_wide(path: &str) -> bool {
-        path.ends_with("norm.weight") || !path.starts_with("layers.")
+        Self::is_vector(path) || !path.starts_with("layers.")
+    }
+
+    /// Whether a parameter is one number per feature or head: small, and of more effect than a
+    /// matrix's entry.
+    pub fn is_vector(path: &str) -> bool {
+        ["norm.weight", "a_log", "dt_bias"]
+            .iter()
+            .any(|name| path.ends_with(name))
     }
 
     /// The dtype in which the blocks compute: that of their projections.
     fn compute_dtype(&self) -> DType {
         match self.layers.first() {
-            Some(block) => block.self_attn.q_proj.weight.val().dtype(),
+            Some(block) => block.compute_dtype(),
             None => self.embed_tokens.weight.val().dtype(),
         }
     }

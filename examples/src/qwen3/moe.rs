@@ -4,19 +4,24 @@ use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::nn::Linear;
-use burn::tensor::{DType, Int, Tensor, TensorData, activation::softmax};
+use burn::tensor::activation::{sigmoid, softmax};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_tree_train::{GatherPlan, RouterOutput, gather_rows, grouped_linear, swiglu};
 
+use super::mlp::Mlp;
 use super::source::ParameterSource;
-use super::{MoeConfig, Qwen3Config, linear};
+use super::{Architecture, MoeConfig, Qwen3Config, linear};
 
-/// Every token goes through its `K` most probable experts, and only through them.
+/// Every token goes through its `K` most probable experts, and of them only through these, and
+/// through the shared expert if there is one.
 #[derive(Module, Debug)]
 pub struct SparseMoe {
     /// Router, `[hidden, E]`.
     pub gate: Linear,
     /// The experts.
     pub experts: Experts,
+    /// The expert of every token, if there is one.
+    pub shared_expert: Option<SharedExpert>,
     experts_per_token: usize,
     norm_topk_prob: bool,
 }
@@ -28,6 +33,33 @@ pub struct Experts {
     pub gate_up_proj: Param<Tensor<3>>,
     /// `[E, intermediate, hidden]`
     pub down_proj: Param<Tensor<3>>,
+    /// How checkpoints of the model store them.
+    #[module(skip)]
+    pub(super) storage: ExpertStorage,
+}
+
+/// An expert that every token passes through, scaled by the sigmoid of a gate of its own.
+#[derive(Module, Debug)]
+pub struct SharedExpert {
+    /// The expert.
+    pub mlp: Mlp,
+    /// `[hidden, 1]`
+    pub gate: Linear,
+}
+
+impl SharedExpert {
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        self.mlp.forward(x.clone()) * sigmoid(self.gate.forward(x))
+    }
+}
+
+/// How a checkpoint stores experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExpertStorage {
+    /// Each by itself.
+    Single,
+    /// All of a layer in two tensors.
+    Fused,
 }
 
 impl SparseMoe {
@@ -38,19 +70,26 @@ impl SparseMoe {
         source: &mut S,
     ) -> Result<Self, S::Error> {
         let (hidden, inner) = (config.hidden_size, moe.moe_intermediate_size);
-        let key = format!("{prefix}.experts");
-        let experts = source.experts(&key, moe.num_experts, hidden, inner)?;
+        let key = |name: &str| format!("{prefix}.{name}");
+        let experts = source.experts(&key("experts"), moe.num_experts, hidden, inner)?;
+        let shared_expert = match moe.shared_expert_intermediate_size {
+            None => None,
+            Some(inner) => Some(SharedExpert {
+                mlp: Mlp::new(hidden, inner, &key("shared_expert"), source)?,
+                gate: linear(source, &key("shared_expert_gate.weight"), hidden, 1)?,
+            }),
+        };
         Ok(Self {
-            gate: linear(
-                source,
-                &format!("{prefix}.gate.weight"),
-                hidden,
-                moe.num_experts,
-            )?,
+            gate: linear(source, &key("gate.weight"), hidden, moe.num_experts)?,
             experts: Experts {
                 gate_up_proj: Param::from_tensor(experts.gate_up),
                 down_proj: Param::from_tensor(experts.down),
+                storage: match config.architecture {
+                    Architecture::Qwen3 | Architecture::Qwen3Next => ExpertStorage::Single,
+                    Architecture::Qwen3_5 => ExpertStorage::Fused,
+                },
             },
+            shared_expert,
             experts_per_token: moe.num_experts_per_tok,
             norm_topk_prob: moe.norm_topk_prob,
         })
@@ -60,6 +99,8 @@ impl SparseMoe {
         let [batch, rows, hidden] = x.dims();
         let tokens = batch * rows;
         let chosen = self.experts_per_token;
+        let shared = self.shared_expert.as_ref();
+        let shared = shared.map(|expert| expert.forward(x.clone()));
         let x = x.reshape([tokens, hidden]);
 
         let logits = self.gate.forward(x.clone());
@@ -94,12 +135,18 @@ impl SparseMoe {
         let per_choice: Tensor<3> =
             gather_rows(routed, &dispatch.positions).reshape([tokens, chosen, hidden]);
         let weights = weights.cast(x.dtype()).unsqueeze_dim(2);
-        let output = (per_choice * weights).sum_dim(1);
+        let routed = (per_choice * weights)
+            .sum_dim(1)
+            .reshape([batch, rows, hidden]);
+        let output = match shared {
+            Some(shared) => routed + shared,
+            None => routed,
+        };
         let router = RouterOutput {
             probabilities,
             experts,
         };
-        (output.reshape([batch, rows, hidden]), router)
+        (output, router)
     }
 }
 

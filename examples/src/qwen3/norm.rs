@@ -2,27 +2,49 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use burn_tree_train::rms_norm;
+use burn_tree_train::{rms_norm, zero_centered_rms_norm};
 
-/// `y = w * cast(x * rsqrt(mean(x^2) + eps))` over the last dimension: the norm is computed in at
-/// least f32 and rounded to the dtype of `x` before it is scaled.
+use super::Qwen3Config;
+use super::source::{Initial, ParameterSource};
+
+/// Norm over the last dimension, computed in at least f32:
+/// `y = w * cast(x * rsqrt(mean(x^2) + eps))`, or with weights centred on zero
+/// `y = cast((1 + w) * x * rsqrt(mean(x^2) + eps))`.
 #[derive(Module, Debug)]
 pub struct RmsNorm {
     /// `[size]`
     pub weight: Param<Tensor<1>>,
     epsilon: f64,
+    zero_centered: bool,
 }
 
 impl RmsNorm {
-    pub(super) fn new(weight: Tensor<1>, epsilon: f64) -> Self {
-        Self {
+    /// The norm whose weight has the key `{prefix}.weight`.
+    pub(super) fn new<S: ParameterSource>(
+        config: &Qwen3Config,
+        prefix: &str,
+        size: usize,
+        source: &mut S,
+    ) -> Result<Self, S::Error> {
+        let zero_centered = config.architecture.has_zero_centered_norms();
+        let initial = match zero_centered {
+            true => Initial::Zeros,
+            false => Initial::Ones,
+        };
+        let weight = source.vector(&format!("{prefix}.weight"), size, initial)?;
+        Ok(Self {
             weight: Param::from_tensor(weight),
-            epsilon,
-        }
+            epsilon: config.rms_norm_eps,
+            zero_centered,
+        })
     }
 
     /// Norm of each vector of the last dimension; the dtype is that of `x`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        rms_norm(x, self.weight.val(), self.epsilon)
+        let norm = match self.zero_centered {
+            true => zero_centered_rms_norm,
+            false => rms_norm,
+        };
+        norm(x, self.weight.val(), self.epsilon)
     }
 }

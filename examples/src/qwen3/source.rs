@@ -6,8 +6,11 @@ use burn::module::Param;
 use burn::nn::Linear;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use rand::SeedableRng;
+use rand::distr::{Distribution, Uniform};
 use rand_chacha::ChaCha8Rng;
-use rand_distr::{Distribution, Normal};
+use rand_distr::Normal;
+
+use super::weights::stored_dtype;
 
 /// Supplies parameters by their key in a Hugging Face checkpoint, in the layout of the model.
 pub(super) trait ParameterSource {
@@ -20,8 +23,21 @@ pub(super) trait ParameterSource {
     /// A table `[rows, columns]`, stored in the same layout.
     fn table(&mut self, key: &str, rows: usize, columns: usize) -> Result<Tensor<2>, Self::Error>;
 
-    /// The scale of a norm.
-    fn norm(&mut self, key: &str, size: usize) -> Result<Tensor<1>, Self::Error>;
+    /// The weight `[channels, kernel]` of a depthwise convolution, stored as `[channels, 1, kernel]`.
+    fn convolution(
+        &mut self,
+        key: &str,
+        channels: usize,
+        kernel: usize,
+    ) -> Result<Tensor<2>, Self::Error>;
+
+    /// A vector, such as the weight of a norm.
+    fn vector(
+        &mut self,
+        key: &str,
+        size: usize,
+        initial: Initial,
+    ) -> Result<Tensor<1>, Self::Error>;
 
     /// The matrices of all experts of a layer; `key` is the common start of their keys.
     fn experts(
@@ -31,6 +47,17 @@ pub(super) trait ParameterSource {
         hidden: usize,
         intermediate: usize,
     ) -> Result<ExpertTensors, Self::Error>;
+}
+
+/// What a vector of a model with random weights holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Initial {
+    /// Zeros.
+    Zeros,
+    /// Ones.
+    Ones,
+    /// Logarithms of numbers between 0 and 16: rates of decay.
+    LogRates,
 }
 
 /// Matrices of experts, as in [`super::moe::Experts`].
@@ -81,13 +108,18 @@ impl RandomSource {
         }
     }
 
-    fn normal<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
-        let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
-        rng.set_stream(self.tensors);
+    fn generator(&mut self) -> ChaCha8Rng {
+        let mut generator = ChaCha8Rng::seed_from_u64(self.seed);
+        generator.set_stream(self.tensors);
         self.tensors += 1;
+        generator
+    }
+
+    fn normal<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
+        let generator = self.generator();
         let values: Vec<f32> = self
             .normal
-            .sample_iter(rng)
+            .sample_iter(generator)
             .take(shape.iter().product())
             .collect();
         Tensor::from_data(TensorData::new(values, shape), (&self.device, self.dtype))
@@ -105,8 +137,32 @@ impl ParameterSource for RandomSource {
         Ok(self.normal([rows, columns]))
     }
 
-    fn norm(&mut self, _: &str, size: usize) -> Result<Tensor<1>, Infallible> {
-        Ok(Tensor::ones([size], (&self.device, self.dtype)))
+    fn convolution(
+        &mut self,
+        _: &str,
+        channels: usize,
+        kernel: usize,
+    ) -> Result<Tensor<2>, Infallible> {
+        Ok(self.normal([channels, kernel]))
+    }
+
+    fn vector(
+        &mut self,
+        key: &str,
+        size: usize,
+        initial: Initial,
+    ) -> Result<Tensor<1>, Infallible> {
+        let target = (&self.device.clone(), stored_dtype(key, self.dtype));
+        Ok(match initial {
+            Initial::Zeros => Tensor::zeros([size], target),
+            Initial::Ones => Tensor::ones([size], target),
+            Initial::LogRates => {
+                let rates = Uniform::new_inclusive(0.01_f32, 16.0).expect("a range");
+                let rates = rates.sample_iter(self.generator()).take(size);
+                let values: Vec<f32> = rates.map(f32::ln).collect();
+                Tensor::from_data(TensorData::new(values, [size]), target)
+            }
+        })
     }
 
     fn experts(

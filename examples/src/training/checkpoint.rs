@@ -241,10 +241,18 @@ fn record_error(path: &Path) -> impl Fn(RecordError) -> CheckpointError + '_ {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::training::adamw::{AdamWOptions, adamw};
     use burn::nn::{Linear, LinearConfig};
-    use burn::optim::{AdamWConfig, GradientsParams};
+    use burn::optim::GradientsParams;
     use burn::tensor::{Device, Tensor};
     use serde_json::json;
+
+    const ADAMW: AdamWOptions = AdamWOptions {
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.0,
+    };
 
     fn settings(seed: u64) -> BTreeMap<String, Value> {
         BTreeMap::from([("seed".to_string(), json!(seed))])
@@ -267,7 +275,7 @@ mod tests {
         let device = Device::flex().autodiff();
         let folder = tempfile::tempdir().unwrap();
         let mut layer = LinearConfig::new(2, 2).init(&device);
-        let mut optimizer = AdamWConfig::new().init();
+        let mut optimizer = adamw(&layer, &ADAMW, &device);
         for completed in 1..=3 {
             layer = step(layer, &mut optimizer, &device);
             let state = RunState::new(completed, settings(7));
@@ -279,7 +287,8 @@ mod tests {
         let state = load_state(&newest).unwrap();
         assert_eq!(state, RunState::new(3, settings(7)));
         let layer = load_model(&newest, LinearConfig::new(2, 2).init(&device)).unwrap();
-        let mut optimizer = load_optimizer(&newest, AdamWConfig::new().init()).unwrap();
+        let optimizer = adamw(&layer, &ADAMW, &device);
+        let mut optimizer = load_optimizer(&newest, optimizer).unwrap();
         assert_eq!(weights(&step(layer, &mut optimizer, &device)), expected);
 
         // Only the two newest are kept, and nothing unfinished.
@@ -311,7 +320,7 @@ mod tests {
         let device = Device::flex().autodiff();
         let folder = tempfile::tempdir().unwrap();
         let layer = LinearConfig::new(2, 2).init(&device);
-        let optimizer = AdamWConfig::new().init();
+        let optimizer = adamw(&layer, &ADAMW, &device);
         let state = RunState::new(1, settings(7));
         let saved = save(folder.path(), &state, &layer, &optimizer, 1).unwrap();
         let error = load_model(&saved, LinearConfig::new(3, 2).init(&device)).unwrap_err();

@@ -1,5 +1,6 @@
 //! The machinery of the training programs; the programs themselves read as recipes on top of it.
 
+pub mod adamw;
 pub mod atomic;
 pub mod checkpoint;
 pub mod clip;

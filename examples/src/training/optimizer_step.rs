@@ -2,60 +2,18 @@
 
 use std::time::Instant;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
+use burn::module::Module;
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer};
+use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_tree_train::{
     BlockContext, LmHeadOptions, TreeModel, sft_loss, shadow, token_log_probs, widen_gradients,
 };
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tree_pack::{Pack, TreeBatch};
 
 use super::clip::{clip_global_norm, global_norm};
-
-/// AdamW's settings.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AdamWOptions {
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub epsilon: f64,
-    /// Decoupled weight decay of matrices. Norm weights are not decayed.
-    pub weight_decay: f64,
-}
-
-/// Burn's AdamW for the parameters of `model`, as they are identified now.
-pub fn adamw<M: Module>(model: &M, options: &AdamWOptions) -> ModuleOptimizer {
-    let config = AdamWConfig::new()
-        .with_beta_1(options.beta1 as f32)
-        .with_beta_2(options.beta2 as f32)
-        .with_epsilon(options.epsilon as f32);
-    let decayed = config
-        .clone()
-        .with_weight_decay(options.weight_decay as f32);
-    let mut vectors = Vectors(Vec::new());
-    model.visit(&mut vectors);
-    decayed.init().with_group(
-        ParamGroup::from_ids(vectors.0),
-        config.with_weight_decay(0.0).build(),
-        None,
-    )
-}
-
-/// Collects the parameters that are not matrices.
-struct Vectors(Vec<burn::module::ParamId>);
-
-impl ModuleVisitor for Vectors {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if D < 2 {
-            self.0.push(param.id);
-        }
-    }
-}
+use crate::qwen3::Qwen3;
 
 /// What an optimizer step reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -87,7 +45,8 @@ pub enum StepError {
     },
 }
 
-/// Dtypes in which a model computes; its norms, parameters and optimizer stay as they are.
+/// Dtypes in which a model computes; its norms, the vectors of its gates, parameters and optimizer
+/// stay as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Precision {
     /// The blocks.
@@ -105,10 +64,10 @@ impl Precision {
 
     /// The copy of `master` that computes; nothing is copied for what has its dtype already.
     pub fn shadow<M: Module>(self, master: &M) -> M {
-        let norm = |path: &str| path.contains("norm");
+        let vector = Qwen3::is_vector;
         let head = |path: &str| path.contains("lm_head") || path.contains("embed_tokens");
-        let blocks = shadow(master, self.blocks, |path| norm(path) || head(path));
-        shadow(&blocks, self.head, |path| norm(path) || !head(path))
+        let blocks = shadow(master, self.blocks, |path| vector(path) || head(path));
+        shadow(&blocks, self.head, |path| vector(path) || !head(path))
     }
 }
 
@@ -249,8 +208,8 @@ fn sum_on_host(losses: Vec<Tensor<1>>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qwen3::{Qwen3, Qwen3Config};
-    use burn::nn::LinearConfig;
+    use crate::qwen3::Qwen3Config;
+    use crate::training::adamw::{AdamWOptions, adamw};
     use tree_pack::{PackOptions, Trajectory, build_forests, pack_step};
 
     const ADAMW: AdamWOptions = AdamWOptions {
@@ -260,25 +219,6 @@ mod tests {
         weight_decay: 0.5,
     };
 
-    #[test]
-    fn matrices_decay_and_vectors_do_not() {
-        let device = Device::flex().autodiff();
-        let layer = LinearConfig::new(1, 1).init(&device);
-        let mut gradients = GradientsParams::new();
-        let plain = device.clone().inner();
-        let bias = layer.bias.as_ref().unwrap();
-        gradients.register(layer.weight.id, Tensor::<2>::zeros([1, 1], &plain));
-        gradients.register(bias.id, Tensor::<1>::zeros([1], &plain));
-        let before = (layer.weight.val(), bias.val());
-        let layer = adamw(&layer, &ADAMW).step(0.1, layer, gradients);
-        let ratio = (layer.weight.val() / before.0).into_scalar::<f64>();
-        assert!((ratio - 0.95).abs() < 1e-6, "{ratio}");
-        assert_eq!(
-            layer.bias.unwrap().val().into_scalar::<f64>(),
-            before.1.into_scalar::<f64>()
-        );
-    }
-
     fn config(initializer_range: f64) -> Qwen3Config {
         Qwen3Config {
             hidden_size: 16,
@@ -287,7 +227,7 @@ mod tests {
             num_attention_heads: 2,
             num_key_value_heads: 1,
             head_dim: 8,
-            sliding_windows: vec![None],
+            rotary_dim: 8,
             initializer_range,
             ..Qwen3Config::named("tiny", 20).unwrap()
         }
@@ -332,7 +272,7 @@ mod tests {
         let device = Device::flex().autodiff();
         let model = Qwen3::random(&config(1e30), 1, FloatDType::F32, &device);
         let before = model.embed_tokens.weight.val().into_data();
-        let optimizer = adamw(&model, &ADAMW);
+        let optimizer = adamw(&model, &ADAMW, &device);
         let mut trainer = Trainer {
             model,
             optimizer,

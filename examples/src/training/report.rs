@@ -196,6 +196,7 @@ mod tests {
         trunk_parameters: 5,
         trained_trunk_parameters: 5,
         attention_width: 2,
+        recurrence_width: 0,
         head_parameters: 3,
         head_trained: true,
     };

@@ -10,7 +10,7 @@ use tree_training_examples::qwen3::weights::{SaveOptions, hf_parameters};
 use tree_training_examples::qwen3::{Qwen3, WeightsError};
 
 use crate::reference::log_probs;
-use crate::{config, floats, load, trajectories, tree_batch};
+use crate::{MODELS, config, floats, load, trajectories, tree_batch};
 
 /// A model whose adapters have been trained for two steps.
 fn trained(model: &str, settings: &LoraSettings, device: &Device) -> Qwen3 {
@@ -39,25 +39,39 @@ fn hidden(model: &Qwen3, device: &Device) -> Vec<f64> {
 #[test]
 fn a_new_adapter_changes_nothing_and_only_factors_are_trained() {
     let device = Device::flex().autodiff();
-    for name in ["qwen3_dense", "qwen3_moe"] {
+    for name in MODELS {
         let base = load(name, FloatDType::F32, &device);
         let adapted = LoraSettings::new(4, 8.0).apply(base.clone()).unwrap();
         assert_eq!(hidden(&adapted, &device), hidden(&base, &device));
         let batch = tree_batch(&trajectories(), FloatDType::F32, &device);
         let loss = sft_loss(log_probs(&adapted, &batch), &batch.occurrences);
         let gradients = GradientsParams::from_grads(loss.backward(), &adapted);
-        // Two factors on each of 4 projections of attention, and 3 of a dense feed-forward layer.
-        let layers = if name == "qwen3_dense" { 7 } else { 4 };
-        assert_eq!(gradients.len(), 3 * layers * 2);
+        let projections = match name {
+            // In each block 4 of attention, and 3 of a dense feed-forward layer.
+            "qwen3_dense" => 3 * (4 + 3),
+            "qwen3_moe" => 3 * 4,
+            // 3 and 5 of the recurrent layers, and 3 of the shared expert or the dense layer.
+            "qwen3_next" => 3 * (3 + 3) + 4 + 3,
+            "qwen3_5_text" => 3 * (5 + 3) + 4 + 3,
+            other => panic!("{other}"),
+        };
+        // Two factors on each.
+        assert_eq!(gradients.len(), projections * 2);
     }
 }
 
 #[test]
 fn merging_keeps_the_function() {
+    for name in ["qwen3_dense", "qwen3_next"] {
+        assert_merging_keeps_the_function(name);
+    }
+}
+
+fn assert_merging_keeps_the_function(name: &str) {
     let device = Device::flex().autodiff();
     let settings = LoraSettings::new(4, 8.0);
-    let model = trained("qwen3_dense", &settings, &device);
-    let base = load("qwen3_dense", FloatDType::F32, &device);
+    let model = trained(name, &settings, &device);
+    let base = load(name, FloatDType::F32, &device);
     let difference = |left: &[f64], right: &[f64]| {
         left.iter()
             .zip(right)
@@ -69,10 +83,10 @@ fn merging_keeps_the_function() {
 
     let target = tempfile::tempdir().unwrap();
     let folder = target.path().join("merged");
-    let refused = model.save(&config("qwen3_dense"), &folder, SaveOptions::default());
+    let refused = model.save(&config(name), &folder, SaveOptions::default());
     assert!(matches!(refused.unwrap_err(), WeightsError::Adapter { .. }));
     merged(&model)
-        .save(&config("qwen3_dense"), &folder, SaveOptions::default())
+        .save(&config(name), &folder, SaveOptions::default())
         .unwrap();
     let (loaded, _) = Qwen3::load(&folder, FloatDType::F32, &device).unwrap();
     // The merged matrix is the one the adapted model multiplies by, in the same order of sums.
@@ -82,12 +96,23 @@ fn merging_keeps_the_function() {
 /// Base weights plus `alpha / r * B A` from the adapter files are the merged weights.
 #[test]
 fn the_exported_adapter_reproduces_the_merged_weights() {
+    for (model, targets, count) in [
+        ("qwen3_dense", ["down_proj", "q_proj"], 3 * 2),
+        // The routed experts have no layers of their own.
+        ("qwen3_next", ["in_proj_ba", "out_proj"], 3 * 2),
+        ("qwen3_5_text", ["in_proj_qkv", "q_proj"], 3 + 1),
+    ] {
+        assert_adapter_reproduces_the_merged_weights(model, targets, count);
+    }
+}
+
+fn assert_adapter_reproduces_the_merged_weights(name: &str, targets: [&str; 2], count: usize) {
     let device = Device::flex().autodiff();
     let settings = LoraSettings {
-        target_modules: Some(vec!["q_proj".to_owned(), "down_proj".to_owned()]),
+        target_modules: Some(targets.map(str::to_owned).to_vec()),
         ..LoraSettings::new(3, 6.0)
     };
-    let model = trained("qwen3_dense", &settings, &device);
+    let model = trained(name, &settings, &device);
     let target = tempfile::tempdir().unwrap();
     let folder = target.path().join("adapter");
     settings.save_adapter(&model, "base", &folder).unwrap();
@@ -97,16 +122,16 @@ fn the_exported_adapter_reproduces_the_merged_weights() {
     assert_eq!(json["peft_type"], json!("LORA"));
     assert_eq!(json["r"], json!(3));
     assert_eq!(json["lora_alpha"], json!(6.0));
-    assert_eq!(json["target_modules"], json!(["down_proj", "q_proj"]));
+    assert_eq!(json["target_modules"], json!(targets));
 
     let bytes = std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
     let adapter = SafeTensors::deserialize(&bytes).unwrap();
-    assert_eq!(adapter.len(), 3 * 2 * 2);
-    let base = hf_parameters(&load("qwen3_dense", FloatDType::F32, &device)).unwrap();
+    assert_eq!(adapter.len(), 2 * count);
+    let base = hf_parameters(&load(name, FloatDType::F32, &device)).unwrap();
     let merged = hf_parameters(&merged(&model)).unwrap();
     let mut adapted = 0;
     for (base, merged) in base.iter().zip(&merged) {
-        let module = base.key().strip_suffix(".weight").unwrap();
+        let module = base.key().trim_end_matches(".weight");
         let factor = |name: &str| {
             let key = format!("base_model.model.{module}.{name}.weight");
             let view = adapter.tensor(&key).ok()?;
@@ -134,7 +159,7 @@ fn the_exported_adapter_reproduces_the_merged_weights() {
             assert!((found - expected).abs() < 1e-6, "{module}");
         }
     }
-    assert_eq!(adapted, 6);
+    assert_eq!(adapted, count);
 }
 
 #[test]

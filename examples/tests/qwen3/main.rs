@@ -1,4 +1,4 @@
-//! Tests of the Qwen3 models.
+//! Tests of the models of the Qwen3 family.
 
 mod configuration;
 mod lora;
@@ -12,6 +12,14 @@ use std::path::{Path, PathBuf};
 use burn::tensor::{Device, FloatDType, TensorData};
 use tree_pack::{LossForm, PackOptions, Trajectory, TreeBatch, build_forests, pack_step};
 use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
+
+/// Models of the fixtures.
+const MODELS: [&str; 4] = ["qwen3_dense", "qwen3_moe", "qwen3_next", "qwen3_5_text"];
+
+/// Whether blocks of the model are recurrent.
+fn is_hybrid(model: &str) -> bool {
+    ["qwen3_next", "qwen3_5_text"].contains(&model)
+}
 
 fn fixtures() -> PathBuf {
     match std::env::var_os("TREE_FIXTURES") {

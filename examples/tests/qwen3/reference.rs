@@ -1,7 +1,7 @@
 //! Packed trees against the flat reference computation of the fixtures.
 //!
 //! Tolerances are those of the fixtures' README: f32 rounding of the reference models themselves
-//! is 2e-6 in log-probabilities and 2.4e-6 in gradients.
+//! is 2e-6 in log-probabilities and 2.4e-6 in gradients, of hybrid models 1.1e-5 and 3.8e-5.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,9 +17,8 @@ use tree_pack::{
 use tree_training_examples::qwen3::Qwen3;
 use tree_training_examples::qwen3::weights::{HfTensor, hf_gradients};
 
-use crate::{fixtures, floats, load};
+use crate::{MODELS, fixtures, floats, is_hybrid, load};
 
-const MODELS: [&str; 2] = ["qwen3_dense", "qwen3_moe"];
 const CASES: [&str; 4] = ["fork", "agentic", "deep", "rl"];
 /// Two rows of several trees where a case has them.
 const TOKEN_BUDGET: usize = 1024;
@@ -111,7 +110,8 @@ fn log_probs_of_every_trajectory_f32() {
     for model in MODELS {
         for name in CASES {
             let worst = worst_log_prob_error(model, name, FloatDType::F32);
-            assert!(worst < 2e-5, "{model}/{name}: {worst:e}");
+            let tolerance = if is_hybrid(model) { 1e-4 } else { 2e-5 };
+            assert!(worst < tolerance, "{model}/{name}: {worst:e}");
         }
     }
 }
@@ -175,7 +175,12 @@ fn gradients_f32() {
     for model in MODELS {
         for name in ["fork", "agentic", "deep"] {
             let worst = worst_gradient_error(model, name, FloatDType::F32);
-            assert!(worst < 5e-5, "{model}/{name}: {worst:e}");
+            let tolerance = match (is_hybrid(model), name) {
+                (false, _) => 5e-5,
+                (true, "fork") => 2e-3,
+                (true, _) => 3e-4,
+            };
+            assert!(worst < tolerance, "{model}/{name}: {worst:e}");
         }
     }
 }

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_tree_train::{sft_loss, shadow, widen_gradients};
 use tree_training_devices::device_from_environment;
 use tree_training_examples::lora::LoraSettings;
-use tree_training_examples::qwen3::Qwen3;
+use tree_training_examples::qwen3::{Attention, InputProjections, Mixer, Qwen3};
 
 use crate::reference::log_probs;
 use crate::{floats, load, trajectories, tree_batch};
@@ -20,6 +20,13 @@ fn narrow() -> FloatDType {
     match device().supports_dtype(DType::BF16) {
         true => FloatDType::BF16,
         false => FloatDType::F16,
+    }
+}
+
+fn attention(model: &Qwen3, layer: usize) -> &Attention {
+    match &model.layers[layer].mixer {
+        Mixer::Attention(attention) => attention,
+        Mixer::GatedDeltaNet(_) => panic!("block {layer} is recurrent"),
     }
 }
 
@@ -49,17 +56,44 @@ fn gradients(model: &Qwen3, parameters_of: &Qwen3, device: &Device) -> Vec<(DTyp
 fn gradients_of_a_bf16_shadow_belong_to_the_master() {
     let device = device();
     let master = load("qwen3_dense", FloatDType::F32, &device);
-    let exact = gradients(&master, &master, &device);
     let copy = shadow(&master, narrow(), Qwen3::stays_wide);
     assert_eq!(
-        copy.layers[0].self_attn.q_proj.weight.val().dtype(),
+        attention(&copy, 0).q_proj.weight.val().dtype(),
         DType::from(narrow())
     );
-    assert_eq!(
-        copy.layers[0].self_attn.q_norm.weight.val().dtype(),
-        DType::F32
-    );
-    let rounded = gradients(&copy, &master, &device);
+    assert_eq!(attention(&copy, 0).q_norm.weight.val().dtype(), DType::F32);
+    assert_same_direction(&master, &copy, &device);
+}
+
+/// In recurrent layers, norms, rates of decay and their bias stay f32; the convolution does not.
+#[test]
+fn a_hybrid_model_computes_in_bf16() {
+    let device = device();
+    let master = load("qwen3_5_text", FloatDType::F32, &device);
+    let copy = shadow(&master, narrow(), Qwen3::stays_wide);
+    let Mixer::GatedDeltaNet(layer) = &copy.layers[0].mixer else {
+        panic!("the first block is recurrent");
+    };
+    let InputProjections::Split(projections) = &layer.projections else {
+        panic!("Qwen3.5 stores its projections apart");
+    };
+    for (dtype, wide) in [
+        (projections.in_proj_qkv.weight.val().dtype(), false),
+        (projections.in_proj_a.weight.val().dtype(), false),
+        (layer.conv1d.weight.val().dtype(), false),
+        (layer.a_log.val().dtype(), true),
+        (layer.dt_bias.val().dtype(), true),
+        (layer.norm.weight.val().dtype(), true),
+    ] {
+        let expected = if wide { DType::F32 } else { narrow().into() };
+        assert_eq!(dtype, expected);
+    }
+    assert_same_direction(&master, &copy, &device);
+}
+
+fn assert_same_direction(master: &Qwen3, copy: &Qwen3, device: &Device) {
+    let exact = gradients(master, master, device);
+    let rounded = gradients(copy, master, device);
     assert_eq!(rounded.len(), exact.len());
     let (mut product, mut left, mut right) = (0.0, 0.0, 0.0);
     for ((dtype, rounded), (_, exact)) in rounded.iter().zip(&exact) {
@@ -88,7 +122,7 @@ fn the_optimizer_updates_the_master() {
         let mut optimizer = AdamWConfig::new().with_weight_decay(0.0).init();
         let updated = optimizer.step(1e-3, master.clone(), gradients);
         let [weight, old] =
-            [&updated, &master].map(|model| model.layers[0].self_attn.o_proj.weight.val());
+            [&updated, &master].map(|model| attention(model, 0).o_proj.weight.val());
         assert_eq!(weight.dtype(), DType::F32);
         floats((weight - old).inner().into_data())
     };

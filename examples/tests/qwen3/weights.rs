@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::{DType, Device, FloatDType};
+use burn_tree_train::{BlockContext, TreeModel};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use tempfile::TempDir;
 use tree_training_examples::qwen3::weights::{SaveOptions, hf_parameters};
-use tree_training_examples::qwen3::{Qwen3, Qwen3Config, WeightsError};
+use tree_training_examples::qwen3::{
+    Architecture, LayerType, LinearAttentionConfig, Qwen3, Qwen3Config, WeightsError,
+};
 
-use crate::{config, fixtures, floats, load};
-
-const MODELS: [&str; 2] = ["qwen3_dense", "qwen3_moe"];
+use crate::{MODELS, config, fixtures, floats, load, trajectories, tree_batch};
 
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f64>)>;
 
@@ -27,9 +28,14 @@ fn parameters(model: &Qwen3) -> Tensors {
         .collect()
 }
 
-/// The f32 tensors of a fixture, read without any of our code.
+/// The f32 tensors of a fixture.
 fn file(model: &str) -> Tensors {
-    let bytes = std::fs::read(fixtures().join(model).join("model.safetensors")).unwrap();
+    read(&fixtures().join(model).join("model.safetensors"))
+}
+
+/// The f32 tensors of a file, read without any of our code.
+fn read(path: &Path) -> Tensors {
+    let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     file.iter()
         .map(|(key, view)| {
@@ -96,7 +102,11 @@ fn saving_and_loading_changes_nothing() {
             .unwrap();
         let (again, config_again) = Qwen3::load(&path, FloatDType::F32, &Device::flex()).unwrap();
         assert_eq!(parameters(&again), parameters(&loaded));
+        // The very bits of the file that was loaded, in the layout it had.
+        assert_eq!(read(&path.join("model.safetensors")), file(model));
         assert_eq!(config_again.moe, config(model).moe);
+        assert_eq!(config_again.layer_types, config(model).layer_types);
+        assert_eq!(config_again.architecture, config(model).architecture);
         // Nothing else is left beside it.
         let beside = std::fs::read_dir(path.parent().unwrap()).unwrap().count();
         assert_eq!(beside, 1);
@@ -162,12 +172,11 @@ fn shards_and_narrow_dtypes() {
     }
 }
 
-#[test]
-fn fused_experts_are_read_like_single_ones() {
-    let mut tensors = file("qwen3_moe");
-    let settings = config("qwen3_moe");
-    let (experts, hidden) = (8, settings.hidden_size);
-    let inner = settings.moe.unwrap().moe_intermediate_size;
+/// The tensors of a model with the experts of each layer in two.
+fn with_fused_experts(mut tensors: Tensors, settings: &Qwen3Config) -> Tensors {
+    let moe = settings.moe.as_ref().unwrap();
+    let (experts, hidden) = (moe.num_experts, settings.hidden_size);
+    let inner = moe.moe_intermediate_size;
     for layer in 0..settings.num_hidden_layers {
         let prefix = format!("model.layers.{layer}.mlp.experts");
         let (mut gate_up, mut down) = (Vec::new(), Vec::new());
@@ -188,9 +197,177 @@ fn fused_experts_are_read_like_single_ones() {
             tensors.insert(format!("{prefix}.{name}"), (shape, values));
         }
     }
-    let folder = folder("qwen3_moe", &tensors);
-    let (model, _) = Qwen3::load(folder.path(), FloatDType::F32, &Device::flex()).unwrap();
-    assert_eq!(parameters(&model), file("qwen3_moe"));
+    tensors
+}
+
+#[test]
+fn fused_experts_are_read_like_single_ones() {
+    for name in ["qwen3_moe", "qwen3_next"] {
+        let tensors = with_fused_experts(file(name), &config(name));
+        let folder = folder(name, &tensors);
+        let (model, _) = Qwen3::load(folder.path(), FloatDType::F32, &Device::flex()).unwrap();
+        assert_eq!(parameters(&model), file(name));
+    }
+}
+
+/// The keys of a multimodal checkpoint, with parts that are not loaded.
+fn multimodal(tensors: Tensors) -> Tensors {
+    let renamed = tensors.into_iter().map(|(key, tensor)| {
+        let key = match key.strip_prefix("model.") {
+            Some(rest) => format!("model.language_model.{rest}"),
+            None => key,
+        };
+        (key, tensor)
+    });
+    let others = ["model.visual.blocks.0.attn.qkv.bias", "mtp.fc.weight"]
+        .map(|key| (key.to_owned(), (vec![2], vec![1.0, 2.0])));
+    renamed.chain(others).collect()
+}
+
+/// `config.json` of the multimodal model around a language model.
+fn write_multimodal_config(folder: &Path, model_type: &str, text: &Qwen3Config) {
+    let json = serde_json::json!({
+        "model_type": model_type,
+        "text_config": text.to_json(),
+        "vision_config": {},
+    });
+    std::fs::write(folder.join("config.json"), json.to_string()).unwrap();
+}
+
+#[test]
+fn the_language_model_of_a_multimodal_checkpoint() {
+    let tensors = multimodal(file("qwen3_5_text"));
+    let folder = folder("qwen3_5_text", &tensors);
+    let config = config("qwen3_5_text");
+    write_multimodal_config(folder.path(), "qwen3_5", &config);
+    let (model, loaded) = Qwen3::load(folder.path(), FloatDType::F32, &Device::flex()).unwrap();
+    assert_eq!(parameters(&model), file("qwen3_5_text"));
+    assert_eq!(loaded.layer_types, config.layer_types);
+    // It is saved as a language model.
+    let path = folder.path().join("saved");
+    model.save(&loaded, &path, SaveOptions::default()).unwrap();
+    assert_eq!(read(&path.join("model.safetensors")), file("qwen3_5_text"));
+
+    // Of a Qwen3 the same tensors are too many.
+    let mut tensors = file("qwen3_dense");
+    tensors.insert("mtp.fc.weight".to_owned(), (vec![1], vec![0.0]));
+    let message = error(self::folder("qwen3_dense", &tensors).path()).to_string();
+    assert!(message.contains("mtp.fc.weight"), "{message}");
+}
+
+/// Qwen3.5-MoE: experts in two tensors a layer, a shared expert, the projections of recurrent layers
+/// apart. No reference values: a Qwen3-Next with the same numbers computes the same.
+#[test]
+fn a_mixture_of_experts_of_qwen3_5() {
+    let device = Device::flex();
+    let next_config = config("qwen3_next");
+    let next = file("qwen3_next");
+    let LayerType::LinearAttention(sizes) = next_config.layer_types[0] else {
+        panic!("the first block is recurrent");
+    };
+    let mut tensors = with_fused_experts(next, &next_config);
+    for layer in 0..next_config.num_hidden_layers {
+        split_projections(&mut tensors, layer, &sizes, next_config.hidden_size);
+    }
+    let config = Qwen3Config {
+        architecture: Architecture::Qwen3_5,
+        ..next_config
+    };
+    let folder = folder("qwen3_next", &multimodal(tensors.clone()));
+    write_multimodal_config(folder.path(), "qwen3_5_moe", &config);
+    let (model, loaded) = Qwen3::load(folder.path(), FloatDType::F32, &device).unwrap();
+    assert_eq!(loaded.architecture, Architecture::Qwen3_5);
+    assert_eq!(parameters(&model), tensors);
+    let path = folder.path().join("saved");
+    model.save(&loaded, &path, SaveOptions::default()).unwrap();
+    assert_eq!(read(&path.join("model.safetensors")), tensors);
+    assert!(Qwen3::load(&path, FloatDType::F32, &device).is_ok());
+
+    let next = load("qwen3_next", FloatDType::F32, &device);
+    let batch = tree_batch(&trajectories(), FloatDType::F32, &device);
+    let hidden = |model: &Qwen3| {
+        let context = BlockContext::new(&batch);
+        floats(
+            model
+                .hidden_states(batch.tokens.clone(), &context)
+                .into_data(),
+        )
+    };
+    for (found, expected) in hidden(&model).iter().zip(hidden(&next)) {
+        assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+    }
+}
+
+/// Takes the projections of a recurrent layer of Qwen3-Next apart as Qwen3.5 stores them.
+fn split_projections(
+    tensors: &mut Tensors,
+    layer: usize,
+    sizes: &LinearAttentionConfig,
+    hidden: usize,
+) {
+    let prefix = format!("model.layers.{layer}.linear_attn");
+    let Some((_, qkvz)) = tensors.remove(&format!("{prefix}.in_proj_qkvz.weight")) else {
+        return;
+    };
+    let (_, ba) = tensors
+        .remove(&format!("{prefix}.in_proj_ba.weight"))
+        .unwrap();
+    let share = sizes.num_value_heads / sizes.num_key_heads;
+    let (key, value) = (sizes.key_head_dim, share * sizes.value_head_dim);
+    // Rows `start..start + count` of each key head's group.
+    let rows = |matrix: &[f64], start: usize, count: usize| -> Vec<f64> {
+        let group = matrix.len() / sizes.num_key_heads;
+        let groups = matrix.chunks(group);
+        groups
+            .flat_map(|group| group[start * hidden..(start + count) * hidden].to_vec())
+            .collect()
+    };
+    let qkv = [(0, key), (key, key), (2 * key, value)]
+        .iter()
+        .flat_map(|&(start, count)| rows(&qkvz, start, count))
+        .collect();
+    for (name, values) in [
+        ("in_proj_qkv", qkv),
+        ("in_proj_z", rows(&qkvz, 2 * key + value, value)),
+        ("in_proj_b", rows(&ba, 0, share)),
+        ("in_proj_a", rows(&ba, share, share)),
+    ] {
+        let shape = vec![values.len() / hidden, hidden];
+        tensors.insert(format!("{prefix}.{name}.weight"), (shape, values));
+    }
+}
+
+/// Rates of decay and the norm of recurrent layers are f32 in a model of less, and in its file.
+#[test]
+fn decay_and_its_norm_stay_f32() {
+    let device = Device::flex();
+    let narrow = load("qwen3_next", FloatDType::BF16, &device);
+    let target = tempfile::tempdir().unwrap();
+    let path = target.path().join("model");
+    let options = SaveOptions {
+        dtype: Some(FloatDType::F16),
+        ..SaveOptions::default()
+    };
+    narrow.save(&config("qwen3_next"), &path, options).unwrap();
+    let bytes = std::fs::read(path.join("model.safetensors")).unwrap();
+    let stored = SafeTensors::deserialize(&bytes).unwrap();
+    let original = file("qwen3_next");
+    let mut wide = 0;
+    for tensor in hf_parameters(&narrow).unwrap() {
+        let key = tensor.key();
+        let stays = key.ends_with("linear_attn.A_log") || key.ends_with("linear_attn.norm.weight");
+        let (in_model, in_file) = match stays {
+            true => (DType::F32, Dtype::F32),
+            false => (DType::BF16, Dtype::F16),
+        };
+        assert_eq!(tensor.dtype(), in_model, "{key}");
+        assert_eq!(stored.tensor(key).unwrap().dtype(), in_file, "{key}");
+        if stays {
+            assert_eq!(floats(tensor.to_data(FloatDType::F64)), original[key].1);
+            wide += 1;
+        }
+    }
+    assert_eq!(wide, 6);
 }
 
 /// A tied head may be stored a second time.
@@ -308,6 +485,6 @@ fn random_weights_depend_on_the_seed_alone() {
     let message = Qwen3Config::named("huge", 50).unwrap_err().to_string();
     assert_eq!(
         message,
-        "no built-in model `huge`; there are tiny, tiny-moe, small, 0.6b"
+        "no built-in model `huge`; there are tiny, tiny-moe, tiny-hybrid, small, 0.6b, hybrid"
     );
 }

@@ -7,7 +7,9 @@ use tree_training_examples::qwen3::Qwen3Config;
 use tree_training_tests::device::{autodiff_device, supports_f64};
 use tree_training_tests::equality::{StepSetup, compare_step, step_setups};
 use tree_training_tests::forest::{Forest, ForestShape, cases, forests};
-use tree_training_tests::models::{dense_config, moe_config, random_model};
+use tree_training_tests::models::{
+    dense_config, hybrid_config, hybrid_moe_config, moe_config, random_model,
+};
 use tree_training_tests::step::smallest_router_gap;
 
 /// More tokens than the random forests use: some rows of the embedding get no gradient.
@@ -55,5 +57,35 @@ proptest! {
     #[test]
     fn mixture_of_experts_f32(forest in forests(ForestShape::default()), setup in step_setups()) {
         check(&moe_config(VOCABULARY), &forest, &setup, DType::F32)?;
+    }
+
+    #[test]
+    fn hybrid_f64(forest in forests(ForestShape::default()), setup in step_setups()) {
+        if supports_f64() {
+            check(&hybrid_config(VOCABULARY), &forest, &setup, DType::F64)?;
+        }
+    }
+
+    #[test]
+    fn hybrid_f32(forest in forests(ForestShape::default()), setup in step_setups()) {
+        check(&hybrid_config(VOCABULARY), &forest, &setup, DType::F32)?;
+    }
+
+    #[test]
+    fn hybrid_mixture_of_experts_f64(
+        forest in forests(ForestShape::default()),
+        setup in step_setups(),
+    ) {
+        if supports_f64() {
+            check(&hybrid_moe_config(VOCABULARY), &forest, &setup, DType::F64)?;
+        }
+    }
+
+    #[test]
+    fn hybrid_mixture_of_experts_f32(
+        forest in forests(ForestShape::default()),
+        setup in step_setups(),
+    ) {
+        check(&hybrid_moe_config(VOCABULARY), &forest, &setup, DType::F32)?;
     }
 }

@@ -9,7 +9,7 @@ use tree_pack::{Aggregation, LossForm, Objective};
 use tree_training_examples::qwen3::Qwen3Config;
 use tree_training_tests::device::{autodiff_device, test_dtypes};
 use tree_training_tests::forest::{Forest, ForestShape, cases, forests};
-use tree_training_tests::models::{dense_config, moe_config, random_model};
+use tree_training_tests::models::{dense_config, hybrid_config, moe_config, random_model};
 use tree_training_tests::oracle::loss::prediction_weights;
 use tree_training_tests::packing::Packing;
 use tree_training_tests::step::{Batching, packed_step, separate_step};
@@ -119,6 +119,17 @@ proptest! {
     ) {
         for dtype in test_dtypes() {
             check(&dense_config(VOCABULARY), &steps, packing, adamw, 3e-3, true, dtype);
+        }
+    }
+
+    #[test]
+    fn hybrid(
+        steps in prop::collection::vec(forests(ForestShape::default()), STEPS),
+        packing in Packing::strategy(),
+    ) {
+        for dtype in test_dtypes() {
+            check(&hybrid_config(VOCABULARY), &steps, packing, sgd, 0.05, false, dtype);
+            check(&hybrid_config(VOCABULARY), &steps, packing, adamw, 3e-3, true, dtype);
         }
     }
 

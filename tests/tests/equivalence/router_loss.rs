@@ -3,7 +3,7 @@
 
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_tree_train::{RouterLoad, RouterOutput, TreeModel, load_balancing_loss};
+use burn_tree_train::{BlockContext, RouterLoad, RouterOutput, TreeModel, load_balancing_loss};
 use proptest::prelude::*;
 use tree_pack::{Aggregation, Objective, Pack, Trajectory, TreeBatch};
 use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
@@ -12,7 +12,7 @@ use tree_training_tests::forest::{ForestShape, cases, forests};
 use tree_training_tests::models::{moe_config, random_model};
 use tree_training_tests::oracle::trie::RowsByPath;
 use tree_training_tests::packing::Packing;
-use tree_training_tests::step::{block_context, read, sequence_layout, smallest_router_gap};
+use tree_training_tests::step::{read, sequence_layout, smallest_router_gap};
 use tree_training_tests::tensors::{NamedTensors, Tolerance};
 
 const VOCABULARY: usize = 40;
@@ -27,7 +27,7 @@ fn config() -> Qwen3Config {
 /// Routing of all layers for a pack.
 fn routers(model: &Qwen3, pack: &Pack, device: &Device) -> Vec<RouterOutput> {
     let batch = TreeBatch::new(std::slice::from_ref(pack), device);
-    let context = block_context(&batch, device);
+    let context = BlockContext::new(&batch);
     let mut x = model.embed(batch.tokens, &context);
     let mut routers = Vec::new();
     for index in 0..model.n_blocks() {

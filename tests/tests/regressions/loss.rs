@@ -1,16 +1,14 @@
 //! Averages: over predictions of the whole step, never over rows or packs.
 
 use burn::tensor::DType;
-use burn_tree_train::{LmHeadOptions, sft_loss, token_log_probs};
+use burn_tree_train::{BlockContext, LmHeadOptions, sft_loss, token_log_probs};
 use tree_pack::{Advantage, Aggregation, LossForm, Objective, Trajectory, TreeBatch};
 use tree_training_tests::device::{autodiff_device, test_dtypes};
 use tree_training_tests::fixture::PolicyObjective;
 use tree_training_tests::models::{dense_config, random_model};
 use tree_training_tests::packing::Packing;
 use tree_training_tests::policy::{PolicyInputs, PolicyLoss};
-use tree_training_tests::step::{
-    Batching, block_context, hidden_states, packed_step, read, separate_log_probs,
-};
+use tree_training_tests::step::{Batching, hidden_states, packed_step, read, separate_log_probs};
 use tree_training_tests::tensors::NamedTensors;
 
 const VOCABULARY: usize = 17;
@@ -144,7 +142,7 @@ fn entropy_and_divergence_do_not_depend_on_packing() {
         let mut found = [0.0; 3];
         for pack in &step.packs {
             let batch = TreeBatch::new(std::slice::from_ref(pack), &device);
-            let context = block_context(&batch, &device);
+            let context = BlockContext::new(&batch);
             let hidden = hidden_states(&model, batch.tokens.clone(), &context);
             let options = LmHeadOptions {
                 entropy: true,
@@ -196,7 +194,7 @@ fn separate_entropies(
         ..Default::default()
     };
     let batch = TreeBatch::new(&[pack], device);
-    let context = block_context(&batch, device);
+    let context = BlockContext::new(&batch);
     let hidden = hidden_states(model, batch.tokens, &context).squeeze_dim::<2>(0);
     let logits = hidden.matmul(model.head_weight().transpose());
     let [_, vocabulary] = logits.dims();

@@ -6,5 +6,6 @@ mod labels;
 mod loss;
 mod model_files;
 mod packing;
+mod recurrence;
 mod sequences;
 mod visibility;

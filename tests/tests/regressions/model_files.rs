@@ -4,6 +4,7 @@
 use std::fs;
 
 use burn::tensor::{DType, FloatDType};
+use burn_tree_train::BlockContext;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{Map, Value, json};
@@ -14,7 +15,7 @@ use tree_training_tests::device::device;
 use tree_training_tests::forest::cases;
 use tree_training_tests::models::{dense_config, moe_config, random_model};
 use tree_training_tests::packing::Packing;
-use tree_training_tests::step::{block_context, hidden_states};
+use tree_training_tests::step::hidden_states;
 
 const VOCABULARY: usize = 17;
 const WEIGHTS: &str = "model.safetensors";
@@ -130,6 +131,6 @@ fn token_ids_outside_the_vocabulary_are_refused() {
     let device = device();
     let model = random_model(&dense_config(VOCABULARY), 1, DType::F32, &device);
     let batch = TreeBatch::new(&step.packs, &device);
-    let context = block_context(&batch, &device);
+    let context = BlockContext::new(&batch);
     hidden_states(&model, batch.tokens, &context);
 }

@@ -2,16 +2,17 @@
 //! those of the sequences alone.
 
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_tree_train::sft_loss;
+use burn_tree_train::{BlockContext, sft_loss};
 use tree_pack::{Aggregation, LossForm, Objective, Pack, Trajectory, TreeBatch};
+use tree_training_examples::qwen3::Qwen3Config;
 use tree_training_tests::device::{autodiff_device, test_dtypes};
 use tree_training_tests::equality::{LOSSES, StepSetup, compare_step};
-use tree_training_tests::models::{dense_config, moe_config, random_model};
+use tree_training_tests::models::{
+    dense_config, hybrid_config, hybrid_moe_config, moe_config, random_model,
+};
 use tree_training_tests::oracle::loss::prediction_weights;
 use tree_training_tests::packing::Packing;
-use tree_training_tests::step::{
-    Batching, block_context, hidden_states, packed_step, separate_step,
-};
+use tree_training_tests::step::{Batching, hidden_states, packed_step, separate_step};
 use tree_training_tests::tensors::NamedTensors;
 
 const VOCABULARY: usize = 17;
@@ -37,8 +38,13 @@ fn assert_packed_equals_separate(trajectories: &[Trajectory]) {
     for dtype in test_dtypes() {
         // Routers may tie in f32.
         let configs = match dtype {
-            DType::F64 => vec![dense_config(VOCABULARY), moe_config(VOCABULARY)],
-            _ => vec![dense_config(VOCABULARY)],
+            DType::F64 => vec![
+                dense_config(VOCABULARY),
+                moe_config(VOCABULARY),
+                hybrid_config(VOCABULARY),
+                hybrid_moe_config(VOCABULARY),
+            ],
+            _ => vec![dense_config(VOCABULARY), hybrid_config(VOCABULARY)],
         };
         for config in configs {
             let model = random_model(&config, 11, dtype, &device);
@@ -179,8 +185,14 @@ fn rows_of_masked_prompts_get_gradients() {
 /// Padding in the middle of a batch changes nothing: not its hidden states, whatever its tokens.
 #[test]
 fn padding_is_inert() {
+    for config in [dense_config(VOCABULARY), hybrid_config(VOCABULARY)] {
+        assert_padding_is_inert(&config);
+    }
+}
+
+fn assert_padding_is_inert(config: &Qwen3Config) {
     let device = autodiff_device();
-    let model = random_model(&dense_config(VOCABULARY), 2, DType::F32, &device);
+    let model = random_model(config, 2, DType::F32, &device);
     let packing = Packing {
         multiple: 16,
         ..Packing::ONE_PACK
@@ -194,7 +206,7 @@ fn padding_is_inert() {
     };
     let hidden = |pack: &Pack, fill: i32| -> Vec<f32> {
         let mut batch = TreeBatch::new(std::slice::from_ref(pack), &device);
-        let context = block_context(&batch, &device);
+        let context = BlockContext::new(&batch);
         let padded = pack.padded_len - pack.layout.len();
         if padded > 0 {
             let tokens = TensorData::new(vec![fill; padded], [1, padded]);

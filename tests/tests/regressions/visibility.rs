@@ -4,16 +4,17 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_tree_attn::{TreeAttentionOptions, TreeMask, tree_attention};
+use burn_tree_train::BlockContext;
 use proptest::prelude::*;
 use tree_pack::{Aggregation, Objective, Pack, Segment, Trajectory, TreeBatch, TreeLayout};
 use tree_training_examples::qwen3::Qwen3;
 use tree_training_tests::attention::{AttentionSetup, attention_setups, check_attention};
 use tree_training_tests::device::{autodiff_device, device};
 use tree_training_tests::forest::{ForestShape, cases, forests};
-use tree_training_tests::models::{dense_config, random_model};
+use tree_training_tests::models::{dense_config, hybrid_config, random_model};
 use tree_training_tests::oracle::attention::Settings;
 use tree_training_tests::packing::Packing;
-use tree_training_tests::step::{block_context, hidden_states, sequence_layout};
+use tree_training_tests::step::{hidden_states, sequence_layout};
 
 fn trajectory(tokens: Vec<u32>) -> Trajectory {
     let mask = vec![true; tokens.len()];
@@ -320,7 +321,7 @@ fn mask_and_rows_of_different_length_are_refused() {
 /// Final hidden states of a pack, row by row, as bits of f32.
 fn hidden_bits(model: &Qwen3, pack: &Pack, device: &Device) -> Vec<Vec<u32>> {
     let batch = TreeBatch::new(std::slice::from_ref(pack), device);
-    let context = block_context(&batch, device);
+    let context = BlockContext::new(&batch);
     let hidden = hidden_states(model, batch.tokens, &context);
     let [_, _, size] = hidden.dims();
     let values: Vec<f32> = hidden.into_data().try_into_vec().expect("f32");
@@ -342,17 +343,20 @@ proptest! {
         row in any::<prop::sample::Index>(),
     ) {
         let device = device();
-        let model = random_model(&dense_config(20), 3, DType::F32, &device);
-        let mut pack = pack(packing, &forest.trajectories()).remove(0);
-        let before = hidden_bits(&model, &pack, &device);
-        let row = row.index(pack.layout.len());
+        let original = pack(packing, &forest.trajectories()).remove(0);
+        let row = row.index(original.layout.len());
+        let mut changed = original.clone();
         // Not a token of the random forests.
-        pack.layout.tokens[row] = 19;
-        let after = hidden_bits(&model, &pack, &device);
-        let subtree = row..pack.layout.subtree_ends[row] as usize;
-        for index in 0..before.len() {
-            let changed = before[index] != after[index];
-            prop_assert_eq!(changed, subtree.contains(&index), "row {} after row {}", index, row);
+        changed.layout.tokens[row] = 19;
+        let subtree = row..original.layout.subtree_ends[row] as usize;
+        for config in [dense_config(20), hybrid_config(20)] {
+            let model = random_model(&config, 3, DType::F32, &device);
+            let before = hidden_bits(&model, &original, &device);
+            let after = hidden_bits(&model, &changed, &device);
+            for index in 0..before.len() {
+                let differs = before[index] != after[index];
+                prop_assert_eq!(differs, subtree.contains(&index), "row {} after {}", index, row);
+            }
         }
     }
 
@@ -385,7 +389,7 @@ fn positions_are_depths_and_reach_the_model() {
     let pack = pack(Packing::ONE_PACK, &trajectories).remove(0);
     assert_eq!(pack.layout.position_ids, [0, 1, 2, 3, 4, 2, 3, 4]);
     let batch = TreeBatch::new(std::slice::from_ref(&pack), &device);
-    let context = block_context(&batch, &device);
+    let context = BlockContext::new(&batch);
     let numbers =
         |tensor: Tensor<3>| -> Vec<f32> { tensor.into_data().try_into_vec().expect("f32") };
     let packed = numbers(hidden_states(&model, batch.tokens.clone(), &context));
@@ -396,7 +400,7 @@ fn positions_are_depths_and_reach_the_model() {
         ..Pack::default()
     };
     let alone = TreeBatch::new(&[alone], &device);
-    let alone_context = block_context(&alone, &device);
+    let alone_context = BlockContext::new(&alone);
     let alone = numbers(hidden_states(&model, alone.tokens, &alone_context));
 
     let mut wrong = context.clone();

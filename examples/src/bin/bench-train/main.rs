@@ -15,9 +15,10 @@ use clap::Parser;
 use tree_training_examples::benchmark::attention::Heads;
 use tree_training_examples::benchmark::products::ProductTimes;
 use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
+use tree_training_examples::training::adamw::{AdamWOptions, adamw};
 use tree_training_examples::training::cost::ModelSize;
 use tree_training_examples::training::device::device_by_name;
-use tree_training_examples::training::optimizer_step::{AdamWOptions, Precision, Trainer, adamw};
+use tree_training_examples::training::optimizer_step::{Precision, Trainer};
 use tree_training_examples::training::timing::Repetitions;
 
 use args::Args;
@@ -54,7 +55,7 @@ fn run(args: &Args) -> Result<()> {
     let cost = ModelSize::new(&config, None).cost;
     let model = Qwen3::random(&config, 0, FloatDType::F32, &device);
     let mut trainer = Trainer {
-        optimizer: adamw(&model, &ADAMW),
+        optimizer: adamw(&model, &ADAMW, &device),
         model,
         max_gradient_norm: Some(1.0),
         precision: Precision {
@@ -127,7 +128,15 @@ fn rates(
                 key_value: config.num_key_value_heads,
                 dim: config.head_dim,
             },
-            config.num_hidden_layers,
+            config.attention_layers(),
         ),
+        recurrence: (0..config.num_hidden_layers)
+            .find_map(|layer| config.linear_attention(layer))
+            .map(|linear| {
+                (
+                    *linear,
+                    config.num_hidden_layers - config.attention_layers(),
+                )
+            }),
     }
 }

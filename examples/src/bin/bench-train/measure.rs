@@ -5,11 +5,14 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use burn_tree_attn::TreeMask;
+use burn_tree_ssm::TreeRecurrence;
 use burn_tree_train::{ModelCost, StepBound, StepCounts, TreeModel};
 use serde::Serialize;
-use tree_pack::{PackedStep, TreeLayout};
+use tree_pack::{Pack, PackedStep, TreeLayout};
 use tree_training_examples::benchmark::attention::{AttentionInputs, Heads};
+use tree_training_examples::benchmark::delta_rule::DeltaRuleInputs;
 use tree_training_examples::benchmark::products::ProductTimes;
+use tree_training_examples::qwen3::LinearAttentionConfig;
 use tree_training_examples::training::optimizer_step::Trainer;
 use tree_training_examples::training::timing::{Repetitions, median, seconds};
 
@@ -40,6 +43,8 @@ pub struct Measured {
     pub product_seconds: f64,
     /// What attention takes at the rate measured for it alone.
     pub attention_seconds: f64,
+    /// What the delta rule of recurrent layers takes at the rate measured for it alone.
+    pub recurrence_seconds: f64,
     /// Most memory reserved on the device, where it tells.
     pub reserved_bytes: Option<u64>,
     /// Loss.
@@ -82,6 +87,8 @@ pub struct Rates {
     pub update_seconds: f64,
     /// Heads and layers of the attention.
     pub attention: (Heads, usize),
+    /// Sizes and number of the recurrent layers, if there are any.
+    pub recurrence: Option<(LinearAttentionConfig, usize)>,
 }
 
 impl Rates {
@@ -144,6 +151,14 @@ fn measure<M: Module + TreeModel>(
     let reserved_bytes = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
     let (heads, layers) = rates.attention;
     let attention = attention_rate(step, heads, trainer.precision.blocks.into(), &device)?;
+    let dtype = trainer.precision.blocks.into();
+    let recurrence_seconds = match &rates.recurrence {
+        Some((linear, layers)) => {
+            let one_layer = recurrence_seconds_per_token(step, linear, dtype, &device);
+            one_layer * (counts.tokens * *layers as u64) as f64
+        }
+        None => 0.0,
+    };
     let attention_flops = 3.5 * heads.forward_flops(counts.visible_pairs) * layers as f64;
     Ok(Measured {
         packs: step.packs.len(),
@@ -155,15 +170,40 @@ fn measure<M: Module + TreeModel>(
         samples,
         product_seconds: rates.products.seconds(counts),
         attention_seconds: attention_flops / attention,
+        recurrence_seconds,
         reserved_bytes,
         loss: outcomes[0].loss,
     })
 }
 
+fn largest_pack(step: &PackedStep) -> &Pack {
+    let largest = step.packs.iter().max_by_key(|pack| pack.layout.len());
+    largest.expect("a step has packs")
+}
+
+/// Seconds of the delta rule of one layer, forward and backward, for a token of the largest pack.
+fn recurrence_seconds_per_token(
+    step: &PackedStep,
+    linear: &LinearAttentionConfig,
+    dtype: DType,
+    device: &Device,
+) -> f64 {
+    let pack = largest_pack(step);
+    let layouts = std::slice::from_ref(&pack.layout);
+    let recurrence = TreeRecurrence::from_layouts(layouts, pack.padded_len);
+    let inputs = DeltaRuleInputs::new(linear, recurrence, dtype, device);
+    let repetitions = Repetitions {
+        warm_up: 2,
+        samples: 3,
+        runs: 3,
+    };
+    let both = seconds(device, repetitions, || inputs.forward().backward());
+    both / pack.layout.len() as f64
+}
+
 /// FLOP/s of the attention of the largest pack of a step, forward and backward together.
 fn attention_rate(step: &PackedStep, heads: Heads, dtype: DType, device: &Device) -> Result<f64> {
-    let largest = step.packs.iter().max_by_key(|pack| pack.layout.len());
-    let pack = largest.expect("a step has packs");
+    let pack = largest_pack(step);
     let mask = mask_of(&pack.layout, pack.padded_len, device);
     let inputs = AttentionInputs::random(&mask, heads, dtype, Default::default())?;
     let repetitions = Repetitions {

@@ -1,13 +1,20 @@
 //! Where the time of a step goes: its phases, and the operations of a block.
 
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn_tree_attn::{RopeConfig, rope, tree_attention};
+use burn_tree_ssm::{
+    CausalConv1dOptions, decay_gate, gated_rms_norm, l2_norm, tree_causal_conv1d_split,
+};
 use burn_tree_train::{
     BlockContext, StepCounts, TreeModel, swiglu, token_log_probs, widen_gradients,
 };
 use tree_pack::{Pack, TreeBatch};
-use tree_training_examples::qwen3::{FeedForward, Qwen3, Qwen3Config};
+use tree_training_examples::benchmark::delta_rule::DeltaRuleInputs;
+use tree_training_examples::qwen3::{
+    Attention, FeedForward, GatedDeltaNet, InputProjections, LinearAttentionConfig, Mixer, Qwen3,
+    Qwen3Config,
+};
 use tree_training_examples::training::optimizer_step::{Trainer, loss_of_pack};
 use tree_training_examples::training::report::{table, tera};
 use tree_training_examples::training::timing::{Repetitions, seconds, wait};
@@ -101,6 +108,39 @@ impl Operations<'_> {
             backward: both - forward,
         });
     }
+
+    fn print(&self) {
+        let rows = self.done.iter().map(|operation| {
+            let rate = |flops: f64, seconds: f64| match flops > 0.0 {
+                true => tera(flops / seconds),
+                false => String::new(),
+            };
+            vec![
+                operation.name.to_owned(),
+                format!("{:.3}", operation.forward * 1e3),
+                format!("{:.3}", operation.backward * 1e3),
+                rate(operation.flops, operation.forward),
+                // Attention's five products are counted as two and a half times its two.
+                rate(
+                    operation.flops
+                        * if operation.name.starts_with("attention") {
+                            2.5
+                        } else {
+                            2.0
+                        },
+                    operation.backward,
+                ),
+            ]
+        });
+        let header = [
+            "operation",
+            "forward ms",
+            "backward ms",
+            "TFLOP/s",
+            "backward",
+        ];
+        println!("{}", table(&header, rows.collect()));
+    }
 }
 
 fn operations(
@@ -113,86 +153,55 @@ fn operations(
     let model = trainer.precision.shadow(&trainer.model);
     let batch = TreeBatch::new(std::slice::from_ref(pack), device);
     let context = BlockContext::new(&batch);
-    let [rows, tokens] = batch.dims();
-    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-    let (queries, keys) = (config.num_attention_heads, config.num_key_value_heads);
-    let head_dim = config.head_dim;
-    let dtype = trainer.precision.blocks;
-    let random = |width: usize| {
-        let x = Tensor::<3>::random(
-            [rows, tokens, width],
-            Distribution::Default,
-            &device.clone().inner(),
-        );
-        x.cast(dtype).autodiff().require_grad()
-    };
-    let heads = |x: Tensor<3>, heads: usize| x.reshape([rows, tokens, heads, head_dim]);
     let counts = StepCounts::of_pack(pack);
-    let count = (rows * tokens) as f64;
-    let product = |input: usize, output: usize| 2.0 * count * (input * output) as f64;
-    let block = &model.layers[0];
-    let attention = &block.self_attn;
-    let FeedForward::Dense(mlp) = &block.mlp else {
-        return;
+    let inputs = Inputs {
+        rows: batch.dims(),
+        dtype: trainer.precision.blocks,
+        device: device.clone().inner(),
     };
-
-    let plain = device.clone().inner();
     let mut times = Operations {
-        device: &plain,
+        device: &inputs.device,
         repetitions,
         done: Vec::new(),
     };
-    let (x, query, key) = (
-        random(hidden),
-        random(queries * head_dim),
-        random(keys * head_dim),
-    );
-    let (gate, up) = (random(inner), random(inner));
+    let block_with = |recurrent: bool| {
+        let blocks = model.layers.iter().enumerate();
+        let mut of_kind =
+            blocks.filter(|(_, block)| matches!(block.mixer, Mixer::GatedDeltaNet(_)) == recurrent);
+        of_kind.next()
+    };
+    let x = inputs.random(config.hidden_size);
+    if let Some((index, block)) = block_with(false)
+        && let Mixer::Attention(attention) = &block.mixer
+    {
+        attention_operations(config, attention, &context, &counts, &inputs, &mut times);
+        times.time("whole block with attention", 0.0, || {
+            model.block(index, x.clone(), &context, None).0
+        });
+    }
+    if let Some((index, block)) = block_with(true)
+        && let Mixer::GatedDeltaNet(layer) = &block.mixer
+        && let Some(sizes) = config.linear_attention(index)
+    {
+        recurrent_operations(config, sizes, layer, &context, &inputs, &mut times);
+        times.time("whole recurrent block", 0.0, || {
+            model.block(index, x.clone(), &context, None).0
+        });
+    }
+    let block = &model.layers[0];
+    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
     times.time("norm", 0.0, || block.input_layernorm.forward(x.clone()));
     times.time("residual", 0.0, || x.clone() + x.clone());
-    times.time("q projection", product(hidden, queries * head_dim), || {
-        attention.q_proj.forward(x.clone())
-    });
-    times.time("k projection", product(hidden, keys * head_dim), || {
-        attention.k_proj.forward(x.clone())
-    });
-    times.time("o projection", product(queries * head_dim, hidden), || {
-        attention.o_proj.forward(query.clone())
-    });
-    times.time("q norm", 0.0, || {
-        attention.q_norm.forward(heads(query.clone(), queries))
-    });
-    let rope_config = RopeConfig {
-        theta: config.rope_theta,
-        rotary_dim: None,
-    };
-    times.time("rope of q, and layout", 0.0, || {
-        let q = heads(query.clone(), queries).swap_dims(1, 2);
-        rope(q, context.position_ids.clone(), &rope_config)
-    });
-    let width = (queries * head_dim) as f64;
-    times.time(
-        "attention, and layout",
-        4.0 * counts.visible_pairs as f64 * width,
-        || {
-            let q = heads(query.clone(), queries).swap_dims(1, 2);
-            let k = heads(key.clone(), keys).swap_dims(1, 2);
-            let attended = tree_attention(q, k.clone(), k, &context.mask, Default::default());
-            attended
-                .swap_dims(1, 2)
-                .reshape([rows, tokens, queries * head_dim])
-        },
-    );
-    times.time("gate projection", product(hidden, inner), || {
-        mlp.gate_proj.forward(x.clone())
-    });
-    times.time("gated activation", 0.0, || swiglu(gate.clone(), up.clone()));
-    times.time("down projection", product(inner, hidden), || {
-        mlp.down_proj.forward(gate.clone())
-    });
-    times.time("whole block", 0.0, || {
-        model.block(0, x.clone(), &context, None).0
-    });
+    if let FeedForward::Dense(mlp) = &block.mlp {
+        let (gate, up) = (inputs.random(inner), inputs.random(inner));
+        times.time("gate projection", inputs.product(hidden, inner), || {
+            mlp.gate_proj.forward(x.clone())
+        });
+        times.time("gated activation", 0.0, || swiglu(gate.clone(), up.clone()));
+        times.time("down projection", inputs.product(inner, hidden), || {
+            mlp.down_proj.forward(gate.clone())
+        });
+    }
     times.time("embedding (once)", 0.0, || {
         model.embed(batch.tokens.clone(), &context)
     });
@@ -203,35 +212,168 @@ fn operations(
         2.0 * projected * (config.vocab_size * hidden) as f64,
         || token_log_probs(x.clone(), head.clone(), &batch.occurrences, trainer.head).log_probs,
     );
+    times.print();
+}
 
-    let rows = times.done.iter().map(|operation| {
-        let rate = |flops: f64, seconds: f64| match flops > 0.0 {
-            true => tera(flops / seconds),
-            false => String::new(),
-        };
-        vec![
-            operation.name.to_owned(),
-            format!("{:.3}", operation.forward * 1e3),
-            format!("{:.3}", operation.backward * 1e3),
-            rate(operation.flops, operation.forward),
-            // Attention's five products are counted as two and a half times its two.
-            rate(
-                operation.flops
-                    * if operation.name.starts_with("attention") {
-                        2.5
-                    } else {
-                        2.0
-                    },
-                operation.backward,
-            ),
-        ]
+/// Random inputs of the operations.
+struct Inputs {
+    /// Rows of the batch, and tokens of each.
+    rows: [usize; 2],
+    dtype: FloatDType,
+    device: Device,
+}
+
+impl Inputs {
+    fn random(&self, width: usize) -> Tensor<3> {
+        let [rows, tokens] = self.rows;
+        let shape = [rows, tokens, width];
+        let x = Tensor::<3>::random(shape, Distribution::Default, &self.device);
+        x.cast(self.dtype).autodiff().require_grad()
+    }
+
+    /// `[B, N, heads * dim]` -> `[B, N, heads, dim]`
+    fn heads(&self, x: Tensor<3>, heads: usize) -> Tensor<4> {
+        let [rows, tokens] = self.rows;
+        let dim = x.dims()[2] / heads;
+        x.reshape([rows, tokens, heads, dim])
+    }
+
+    /// FLOPs of a product with a matrix.
+    fn product(&self, input: usize, output: usize) -> f64 {
+        2.0 * self.tokens() * (input * output) as f64
+    }
+
+    fn tokens(&self) -> f64 {
+        (self.rows[0] * self.rows[1]) as f64
+    }
+}
+
+fn attention_operations(
+    config: &Qwen3Config,
+    attention: &Attention,
+    context: &BlockContext,
+    counts: &StepCounts,
+    inputs: &Inputs,
+    times: &mut Operations,
+) {
+    let hidden = config.hidden_size;
+    let (queries, keys) = (config.num_attention_heads, config.num_key_value_heads);
+    let (query_dim, key_dim) = (queries * config.head_dim, keys * config.head_dim);
+    let gate_dim = if config.attention_output_gate {
+        query_dim
+    } else {
+        0
+    };
+    let (x, query, key) = (
+        inputs.random(hidden),
+        inputs.random(query_dim),
+        inputs.random(key_dim),
+    );
+    times.time(
+        "q projection",
+        inputs.product(hidden, query_dim + gate_dim),
+        || attention.q_proj.forward(x.clone()),
+    );
+    times.time("k projection", inputs.product(hidden, key_dim), || {
+        attention.k_proj.forward(x.clone())
     });
-    let header = [
-        "operation",
-        "forward ms",
-        "backward ms",
-        "TFLOP/s",
-        "backward",
-    ];
-    println!("{}", table(&header, rows.collect()));
+    times.time("o projection", inputs.product(query_dim, hidden), || {
+        attention.o_proj.forward(query.clone())
+    });
+    times.time("q norm", 0.0, || {
+        attention
+            .q_norm
+            .forward(inputs.heads(query.clone(), queries))
+    });
+    let rope_config = RopeConfig {
+        theta: config.rope_theta,
+        rotary_dim: Some(config.rotary_dim),
+    };
+    times.time("rope of q, and layout", 0.0, || {
+        let q = inputs.heads(query.clone(), queries).swap_dims(1, 2);
+        rope(q, context.position_ids.clone(), &rope_config)
+    });
+    times.time(
+        "attention, and layout",
+        4.0 * counts.visible_pairs as f64 * query_dim as f64,
+        || {
+            let q = inputs.heads(query.clone(), queries).swap_dims(1, 2);
+            let k = inputs.heads(key.clone(), keys).swap_dims(1, 2);
+            let attended = tree_attention(q, k.clone(), k, &context.mask, Default::default());
+            let [rows, tokens] = inputs.rows;
+            attended.swap_dims(1, 2).reshape([rows, tokens, query_dim])
+        },
+    );
+}
+
+fn recurrent_operations(
+    config: &Qwen3Config,
+    sizes: &LinearAttentionConfig,
+    layer: &GatedDeltaNet,
+    context: &BlockContext,
+    inputs: &Inputs,
+    times: &mut Operations,
+) {
+    let hidden = config.hidden_size;
+    let (conv_dim, value_dim) = (sizes.conv_dim(), sizes.value_dim());
+    let heads = sizes.num_value_heads;
+    let (x, value) = (inputs.random(hidden), inputs.random(value_dim));
+    let (convolved, gates) = (inputs.random(conv_dim), inputs.random(heads));
+    let key = inputs.random(sizes.key_dim());
+    if let InputProjections::Split(projections) = &layer.projections {
+        times.time(
+            "q, k, v projection",
+            inputs.product(hidden, conv_dim),
+            || projections.in_proj_qkv.forward(x.clone()),
+        );
+        times.time("z projection", inputs.product(hidden, value_dim), || {
+            projections.in_proj_z.forward(x.clone())
+        });
+        times.time(
+            "gate projection by head",
+            inputs.product(hidden, heads),
+            || projections.in_proj_a.forward(x.clone()),
+        );
+    }
+    times.time("convolution", 0.0, || {
+        let options = CausalConv1dOptions { silu: true };
+        let weight = layer.conv1d.weight.val();
+        let parts = [sizes.key_dim(), sizes.key_dim(), value_dim];
+        let x = convolved.clone();
+        let y = tree_causal_conv1d_split(x, weight, context.recurrence(), None, parts, options);
+        // All three, so that all are differentiated.
+        Tensor::cat(y.outputs.to_vec(), 2)
+    });
+    times.time("norm of keys", 0.0, || {
+        l2_norm(inputs.heads(key.clone(), sizes.num_key_heads), 1e-6)
+    });
+    times.time("decay", 0.0, || {
+        decay_gate(gates.clone(), layer.a_log.val(), layer.dt_bias.val())
+    });
+    let delta_rule = DeltaRuleInputs::new(
+        sizes,
+        context.recurrence().clone(),
+        inputs.dtype.into(),
+        &inputs.device,
+    );
+    let width = 3 * sizes.key_head_dim * value_dim;
+    times.time(
+        "gated delta rule",
+        2.0 * inputs.tokens() * width as f64,
+        || delta_rule.forward(),
+    );
+    times.time("gated norm", 0.0, || {
+        let value = inputs.heads(value.clone(), heads);
+        gated_rms_norm(
+            value.clone(),
+            value,
+            layer.norm.weight.val(),
+            config.rms_norm_eps,
+        )
+    });
+    times.time(
+        "output projection",
+        inputs.product(value_dim, hidden),
+        || layer.out_proj.forward(value.clone()),
+    );
 }

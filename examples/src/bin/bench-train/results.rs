@@ -128,6 +128,7 @@ impl Results {
             "model TFLOP/s",
             "products",
             "attention",
+            "recurrence",
             "rest",
             "memory",
         ];
@@ -142,7 +143,7 @@ impl Results {
 
 fn form_row(name: &str, form: &str, measured: &Measured) -> Vec<String> {
     let share = |seconds: f64| format!("{:.1} %", 100.0 * seconds / measured.seconds);
-    let known = measured.product_seconds + measured.attention_seconds;
+    let known = measured.product_seconds + measured.attention_seconds + measured.recurrence_seconds;
     vec![
         name.to_owned(),
         form.to_owned(),
@@ -152,6 +153,7 @@ fn form_row(name: &str, form: &str, measured: &Measured) -> Vec<String> {
         tera(measured.flops / measured.seconds),
         share(measured.product_seconds),
         share(measured.attention_seconds),
+        share(measured.recurrence_seconds),
         share(measured.seconds - known),
         measured
             .reserved_bytes

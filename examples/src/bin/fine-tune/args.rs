@@ -57,7 +57,7 @@ pub struct Args {
     pub too_long: TooLong,
 
     /// A folder with config.json and safetensors files; or a config.json, or the name of a built-in
-    /// shape (tiny, tiny-moe, small, 0.6b), for random weights.
+    /// shape (tiny, tiny-moe, tiny-hybrid, small, 0.6b, hybrid), for random weights.
     #[arg(
         long,
         short,

@@ -20,6 +20,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tree_pack::{PackOptions, Trajectory, build_forests};
 use tree_training_examples::lora::{self, LoraSettings};
 use tree_training_examples::qwen3::weights::SaveOptions;
+use tree_training_examples::training::adamw::{AdamWOptions, adamw};
 use tree_training_examples::training::atomic;
 use tree_training_examples::training::checkpoint::{self, RunState};
 use tree_training_examples::training::cost::ModelSize;
@@ -27,9 +28,7 @@ use tree_training_examples::training::data::{self, DataOptions, TextOptions};
 use tree_training_examples::training::device::device_by_name;
 use tree_training_examples::training::memory::{self, peak_memory};
 use tree_training_examples::training::metrics::{MetricsLog, StepRecord};
-use tree_training_examples::training::optimizer_step::{
-    AdamWOptions, Precision, Trainer, adamw, evaluate,
-};
+use tree_training_examples::training::optimizer_step::{Precision, Trainer, evaluate};
 use tree_training_examples::training::pass::{Pass, compare};
 use tree_training_examples::training::plan::{Sharing, StepPlan, largest_tree};
 use tree_training_examples::training::report;
@@ -142,7 +141,7 @@ fn run(args: Args) -> Result<()> {
         epsilon: args.epsilon,
         weight_decay: args.weight_decay,
     };
-    let mut optimizer = adamw(&model, &adamw_options);
+    let mut optimizer = adamw(&model, &adamw_options, &device);
     if let Some(checkpoint) = &resumed {
         optimizer = checkpoint::load_optimizer(checkpoint, optimizer)?;
     }
@@ -170,7 +169,8 @@ fn run(args: Args) -> Result<()> {
     }
 
     // The training loop.
-    let gemm_shape = [4096, config.hidden_size, config.intermediate_size];
+    let inner = config.intermediate_size.max(config.hidden_size);
+    let gemm_shape = [4096, config.hidden_size, inner];
     let repetitions = Repetitions {
         warm_up: 2,
         samples: 5,

@@ -1,8 +1,10 @@
 //! The tables and pictures around a run.
 
 use std::path::Path;
+use std::slice::from_ref;
 
 use anyhow::{Result, anyhow};
+use burn_tree_ssm::TreeRecurrence;
 use burn_tree_train::{ModelCost, StepBound, StepCounts};
 use tree_training_examples::qwen3::Qwen3Config;
 use tree_training_examples::training::cost::ModelSize;
@@ -116,6 +118,7 @@ pub fn print_memory(
         pack_tokens: 0,
         projected_rows: 0,
         head_chunk_rows: args.head_chunk_rows.map(|rows| rows.get() as u64),
+        kept_states: 0,
         packs_per_step: 0,
         compute_bytes: match args.compute_dtype {
             ComputeDtype::F32 => 4,
@@ -131,6 +134,11 @@ pub fn print_memory(
                 let counts = StepCounts::of_pack(pack);
                 run.pack_tokens = run.pack_tokens.max(counts.tokens);
                 run.projected_rows = run.projected_rows.max(counts.projected_rows);
+                if config.is_hybrid() {
+                    let recurrence =
+                        TreeRecurrence::from_layouts(from_ref(&pack.layout), pack.padded_len);
+                    run.kept_states = run.kept_states.max(recurrence.n_slots() as u64);
+                }
             }
         }
     }

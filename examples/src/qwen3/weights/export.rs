@@ -4,8 +4,9 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
-use super::WeightsError;
-use crate::qwen3::Qwen3;
+use super::{WeightsError, key_of};
+use crate::qwen3::moe::ExpertStorage;
+use crate::qwen3::{FeedForward, Qwen3};
 
 /// One tensor as a checkpoint stores it; its values are fetched when asked for.
 pub struct HfTensor {
@@ -42,6 +43,15 @@ impl HfTensor {
         Self::new(key, tensor, Tensor::transpose, vec![output, input])
     }
 
+    /// A tensor whose values a checkpoint has in the same order.
+    fn flat<const D: usize>(key: String, tensor: Tensor<D>, shape: Vec<usize>) -> Self {
+        let arrange = |tensor: Tensor<D>| {
+            let elements = tensor.shape().num_elements();
+            tensor.reshape([1, elements])
+        };
+        Self::new(key, tensor, arrange, shape)
+    }
+
     fn new<const D: usize>(
         key: String,
         tensor: Tensor<D>,
@@ -60,9 +70,9 @@ impl HfTensor {
     }
 }
 
-/// All parameters of `model`, sorted by layer.
+/// All parameters of `model`, sorted by layer, as its published checkpoints have them.
 ///
-/// Experts are written one by one, as published checkpoints have them.
+/// Experts are written one by one, those of Qwen3.5 in two tensors a layer.
 pub fn hf_parameters(model: &Qwen3) -> Result<Vec<HfTensor>, WeightsError> {
     collect(model, Values)
 }
@@ -97,8 +107,13 @@ impl Select for Gradients<'_> {
 }
 
 fn collect<S: Select>(model: &Qwen3, select: S) -> Result<Vec<HfTensor>, WeightsError> {
+    let storage = model.layers.iter().find_map(|block| match &block.mlp {
+        FeedForward::Sparse(moe) => Some(moe.experts.storage),
+        FeedForward::Dense(_) => None,
+    });
     let mut visitor = Collector {
         select,
+        storage: storage.unwrap_or(ExpertStorage::Single),
         path: Vec::new(),
         tensors: Vec::new(),
         adapter: None,
@@ -112,83 +127,93 @@ fn collect<S: Select>(model: &Qwen3, select: S) -> Result<Vec<HfTensor>, Weights
 
 struct Collector<S> {
     select: S,
-    path: Vec<String>,
+    storage: ExpertStorage,
+    /// Names, each with the type of the container it is in.
+    path: Vec<(String, String)>,
     tensors: Vec<HfTensor>,
     adapter: Option<String>,
 }
 
-impl<S: Select> ModuleVisitor for Collector<S> {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        if container_type == "Reparameterization" {
-            self.adapter.get_or_insert_with(|| self.path.join("."));
-        }
-        if !container_type.starts_with("Enum:") {
-            self.path.push(name.to_owned());
-        }
+impl<S> Collector<S> {
+    fn path(&self) -> String {
+        let names: Vec<&str> = self.path.iter().map(|(name, _)| name.as_str()).collect();
+        names.join(".")
     }
 
-    fn exit_module(&mut self, _: &str, container_type: &str) {
-        if !container_type.starts_with("Enum:") {
-            self.path.pop();
+    /// Type of the module whose parameter is visited.
+    fn container(&self) -> &str {
+        self.path
+            .last()
+            .map_or("", |(_, container)| container.as_str())
+    }
+}
+
+impl<S: Select> ModuleVisitor for Collector<S> {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        if container_type == "Reparameterization" && self.adapter.is_none() {
+            self.adapter = Some(self.path());
         }
+        self.path.push((name.to_owned(), container_type.to_owned()));
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(tensor) = self.select.select(param) else {
             return;
         };
-        let path = self.path.join(".");
-        let key = match path.as_str() {
-            "lm_head.weight" => path,
-            _ => format!("model.{path}"),
-        };
+        let key = key_of(&self.path());
         let dims = tensor.dims();
-        match key
-            .strip_suffix("gate_up_proj")
-            .or(key.strip_suffix("down_proj"))
-        {
-            Some(prefix) => self.push_experts(prefix, tensor.reshape([dims[0], dims[1], dims[2]])),
-            None if key.ends_with("_proj.weight") || key.ends_with("mlp.gate.weight") => {
+        let tensors = match self.container() {
+            "Struct:Experts" => {
+                let tensor = tensor.reshape([dims[0], dims[1], dims[2]]);
+                expert_tensors(&key, tensor, self.storage)
+            }
+            "Struct:Linear" => {
                 let tensor = tensor.reshape([dims[0], dims[1]]);
-                self.tensors.push(HfTensor::transposed(key, tensor));
+                vec![HfTensor::transposed(key, tensor)]
             }
-            None => {
-                let flat = |tensor: Tensor<D>| {
-                    let elements = tensor.shape().num_elements();
-                    tensor.reshape([1, elements])
-                };
-                self.tensors
-                    .push(HfTensor::new(key, tensor, flat, dims.to_vec()));
-            }
-        }
+            "Struct:DepthwiseConv" => vec![HfTensor::flat(key, tensor, vec![dims[0], 1, dims[1]])],
+            _ => vec![HfTensor::flat(key, tensor, dims.to_vec())],
+        };
+        self.tensors.extend(tensors);
     }
 }
 
-impl<S> Collector<S> {
-    /// `stacked [E, input, output]` holds one matrix per expert, or two side by side.
-    fn push_experts(&mut self, prefix: &str, stacked: Tensor<3>) {
-        let names: &[&str] = match self.path.last().map(String::as_str) {
-            Some("gate_up_proj") => &["gate_proj", "up_proj"],
-            _ => &["down_proj"],
-        };
-        let [experts, input, width] = stacked.dims();
-        let output = width / names.len();
-        for expert in 0..experts {
-            for (index, name) in names.iter().enumerate() {
-                let arrange = move |stacked: Tensor<3>| {
-                    let columns = index * output..(index + 1) * output;
-                    let matrix: Tensor<2> = stacked
-                        .slice([expert..expert + 1, 0..input, columns])
-                        .squeeze_dim(0);
-                    matrix.transpose()
-                };
-                self.tensors.push(HfTensor::new(
-                    format!("{prefix}{expert}.{name}.weight"),
-                    stacked.clone(),
-                    arrange,
-                    vec![output, input],
-                ));
-            }
+/// The tensors that a checkpoint has for `stacked [E, input, output]`, one matrix per expert or two
+/// side by side.
+fn expert_tensors(key: &str, stacked: Tensor<3>, storage: ExpertStorage) -> Vec<HfTensor> {
+    let (prefix, names): (_, &[&str]) = match key.strip_suffix("gate_up_proj") {
+        Some(prefix) => (prefix, &["gate_proj", "up_proj"]),
+        None => (key.trim_end_matches("down_proj"), &["down_proj"]),
+    };
+    let [experts, input, width] = stacked.dims();
+    if storage == ExpertStorage::Fused {
+        let arrange =
+            move |stacked: Tensor<3>| stacked.swap_dims(1, 2).reshape([experts * width, input]);
+        let shape = vec![experts, width, input];
+        return vec![HfTensor::new(key.to_owned(), stacked, arrange, shape)];
+    }
+    let output = width / names.len();
+    let mut tensors = Vec::with_capacity(experts * names.len());
+    for expert in 0..experts {
+        for (index, name) in names.iter().enumerate() {
+            let arrange = move |stacked: Tensor<3>| {
+                let columns = index * output..(index + 1) * output;
+                let matrix: Tensor<2> = stacked
+                    .slice([expert..expert + 1, 0..input, columns])
+                    .squeeze_dim(0);
+                matrix.transpose()
+            };
+            tensors.push(HfTensor::new(
+                format!("{prefix}{expert}.{name}.weight"),
+                stacked.clone(),
+                arrange,
+                vec![output, input],
+            ));
         }
     }
+    tensors
 }

@@ -9,9 +9,9 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 
 use super::checkpoint::{Checkpoint, StoredTensor};
-use super::{Qwen3Config, WeightsError};
-use crate::qwen3::Qwen3;
-use crate::qwen3::source::{ExpertTensors, ParameterSource};
+use super::{Qwen3Config, WeightsError, stored_dtype};
+use crate::qwen3::source::{ExpertTensors, Initial, ParameterSource};
+use crate::qwen3::{Architecture, Qwen3};
 
 impl Qwen3 {
     /// Loads a model folder (`config.json`, weights) with parameters of `dtype`.
@@ -35,8 +35,17 @@ impl Qwen3 {
         dtype: FloatDType,
         device: &Device,
     ) -> Result<Self, WeightsError> {
+        let checkpoint = Checkpoint::open(folder)?;
+        let multimodal = checkpoint
+            .keys()
+            .any(|key| key.starts_with(LANGUAGE_MODEL_PREFIX));
         let mut source = CheckpointSource {
-            checkpoint: Checkpoint::open(folder)?,
+            checkpoint,
+            prefix: if multimodal {
+                LANGUAGE_MODEL_PREFIX
+            } else {
+                MODEL_PREFIX
+            },
             used: BTreeSet::new(),
             dtype: dtype.into(),
             device: device.clone(),
@@ -46,25 +55,40 @@ impl Qwen3 {
             // Some writers store the tied head a second time.
             source.used.insert("lm_head.weight".to_owned());
         }
-        source.check_all_used()?;
+        let skipped: &[&str] = match config.architecture {
+            Architecture::Qwen3 => &[],
+            Architecture::Qwen3Next | Architecture::Qwen3_5 => &SKIPPED_PREFIXES,
+        };
+        source.check_all_used(skipped)?;
         Ok(model)
     }
 }
 
+/// Start of the keys of a language model, except those of its head.
+const MODEL_PREFIX: &str = "model.";
+/// The same in a multimodal checkpoint.
+const LANGUAGE_MODEL_PREFIX: &str = "model.language_model.";
+/// Parts of checkpoints that are not loaded: the encoder of images, and the head that predicts
+/// several tokens.
+const SKIPPED_PREFIXES: [&str; 2] = ["model.visual.", "mtp."];
+
 /// Parameters from a checkpoint.
 struct CheckpointSource {
     checkpoint: Checkpoint,
+    /// What keys have in place of [`MODEL_PREFIX`].
+    prefix: &'static str,
     used: BTreeSet<String>,
     dtype: DType,
     device: Device,
 }
 
 impl CheckpointSource {
-    fn check_all_used(&self) -> Result<(), WeightsError> {
+    fn check_all_used(&self, skipped: &[&str]) -> Result<(), WeightsError> {
         let unexpected: Vec<String> = self
             .checkpoint
             .keys()
             .filter(|key| !self.used.contains(*key) && !key.ends_with("rotary_emb.inv_freq"))
+            .filter(|key| !skipped.iter().any(|prefix| key.starts_with(prefix)))
             .map(str::to_owned)
             .collect();
         match unexpected.is_empty() {
@@ -76,9 +100,18 @@ impl CheckpointSource {
         }
     }
 
+    /// `key` as this checkpoint has it.
+    fn own_key(&self, key: &str) -> String {
+        match key.strip_prefix(MODEL_PREFIX) {
+            Some(rest) => format!("{}{rest}", self.prefix),
+            None => key.to_owned(),
+        }
+    }
+
     fn stored(&mut self, key: &str, shape: &[usize]) -> Result<StoredTensor<'_>, WeightsError> {
-        self.used.insert(key.to_owned());
-        self.checkpoint.tensor(key, shape)
+        let key = self.own_key(key);
+        self.used.insert(key.clone());
+        self.checkpoint.tensor(&key, shape)
     }
 
     fn upload<const D: usize>(&self, data: TensorData) -> Tensor<D> {
@@ -87,7 +120,7 @@ impl CheckpointSource {
 
     /// Whether `key` is stored in f64, so that reading it as f32 would lose digits.
     fn is_f64(&self, key: &str) -> bool {
-        self.checkpoint.dtype(key) == Some(Dtype::F64)
+        self.checkpoint.dtype(&self.own_key(key)) == Some(Dtype::F64)
     }
 
     /// The transposed matrices `[output, input]` of each group of keys next to each other, group
@@ -151,9 +184,20 @@ impl ParameterSource for CheckpointSource {
         Ok(self.upload(data))
     }
 
-    fn norm(&mut self, key: &str, size: usize) -> Result<Tensor<1>, WeightsError> {
+    fn convolution(
+        &mut self,
+        key: &str,
+        channels: usize,
+        kernel: usize,
+    ) -> Result<Tensor<2>, WeightsError> {
+        let data = read(&self.stored(key, &[channels, 1, kernel])?)?;
+        Ok(self.upload::<3>(data).squeeze_dim(1))
+    }
+
+    fn vector(&mut self, key: &str, size: usize, _: Initial) -> Result<Tensor<1>, WeightsError> {
         let data = read(&self.stored(key, &[size])?)?;
-        Ok(self.upload(data))
+        let dtype = stored_dtype(key, self.dtype);
+        Ok(Tensor::from_data(data, (&self.device, dtype)))
     }
 
     /// Per expert (`{key}.{e}.gate_proj.weight` ..) or fused (`{key}.gate_up_proj` `[E, 2F, D]`,
@@ -166,7 +210,7 @@ impl ParameterSource for CheckpointSource {
         intermediate: usize,
     ) -> Result<ExpertTensors, WeightsError> {
         let fused = ["gate_up_proj", "down_proj"].map(|name| format!("{key}.{name}"));
-        let (gate_up, down) = if self.checkpoint.contains(&fused[0]) {
+        let (gate_up, down) = if self.checkpoint.contains(&self.own_key(&fused[0])) {
             let shapes = [
                 [experts, 2 * intermediate, hidden],
                 [experts, hidden, intermediate],

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod export;
+mod keys;
 mod load;
 mod save;
 
@@ -10,6 +11,8 @@ use std::path::{Path, PathBuf};
 use safetensors::{Dtype, SafeTensorError};
 
 pub use export::{HfTensor, hf_gradients, hf_parameters};
+pub(crate) use keys::key_of;
+pub(super) use keys::stored_dtype;
 pub use save::SaveOptions;
 pub(crate) use save::write_adapter;
 

@@ -8,13 +8,16 @@ use burn::tensor::{DType, FloatDType};
 use safetensors::{Dtype, View};
 use serde_json::{Map, Value, json};
 
-use super::{HfTensor, INDEX_FILE, Qwen3Config, SINGLE_FILE, WeightsError, hf_parameters, io};
+use super::{
+    HfTensor, INDEX_FILE, Qwen3Config, SINGLE_FILE, WeightsError, hf_parameters, io, stored_dtype,
+};
 use crate::qwen3::Qwen3;
 
 /// Options of [`Qwen3::save`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SaveOptions {
-    /// Dtype of the file; that of each parameter if `None`.
+    /// Dtype of the file; that of each parameter if `None`. Rates of decay and the norm of recurrent
+    /// layers are at least f32 all the same.
     pub dtype: Option<FloatDType>,
     /// Bytes of tensors after which another file is begun.
     pub max_shard_bytes: u64,
@@ -31,7 +34,8 @@ impl Default for SaveOptions {
 
 impl Qwen3 {
     /// Writes the model as a Hugging Face folder: `config.json` and `model.safetensors`, or
-    /// several files and their index.
+    /// several files and their index. Of a multimodal checkpoint it was loaded from, that is the
+    /// language model alone.
     ///
     /// `folder` must not exist, or be empty. Files are written beside it and it appears only when
     /// complete.
@@ -168,8 +172,9 @@ struct StoredView {
 
 impl StoredView {
     fn new(tensor: HfTensor, dtype: Option<FloatDType>) -> Self {
+        let dtype = dtype.map_or(tensor.dtype(), DType::from);
         Self {
-            dtype: dtype.unwrap_or_else(|| tensor.dtype().into()),
+            dtype: stored_dtype(tensor.key(), dtype).into(),
             tensor,
         }
     }
