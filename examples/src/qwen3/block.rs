@@ -28,6 +28,7 @@ pub struct Block {
 
 /// The layer of a block that mixes tokens.
 #[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant)] // One per layer; `Module` does not know boxes.
 pub enum Mixer {
     /// Attention.
     Attention(Attention),
@@ -37,6 +38,7 @@ pub enum Mixer {
 
 /// Feed-forward layer of a block.
 #[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant)] // One per layer; `Module` does not know boxes.
 pub enum FeedForward {
     /// The same for every token.
     Dense(Mlp),

@@ -39,6 +39,7 @@ pub struct GatedDeltaNet {
 
 /// The input projections as a checkpoint stores them.
 #[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant)] // One per layer; `Module` does not know boxes.
 pub enum InputProjections {
     /// Of Qwen3-Next: for each key head what belongs to it.
     Grouped(GroupedProjections),
@@ -85,7 +86,7 @@ pub struct GatedNorm {
 }
 
 /// Result of [`GatedDeltaNet::forward`].
-pub(super) struct GatedDeltaNetOutput {
+pub struct GatedDeltaNetOutput {
     /// `[B, N, hidden]`
     pub hidden: Tensor<3>,
     /// `[X, HV, DK, DV]` after the requested rows.
@@ -169,10 +170,11 @@ impl GatedDeltaNet {
         })
     }
 
-    /// # Panics
+    /// Runs the layer on `x [B, N, hidden]`, from zero states or from those of `past`.
     ///
+    /// # Panics
     /// If `past` is that of a block with attention.
-    pub(super) fn forward(
+    pub fn forward(
         &self,
         x: Tensor<3>,
         context: &BlockContext,

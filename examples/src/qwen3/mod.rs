@@ -18,7 +18,8 @@ pub use config::{
     Architecture, ConfigError, LayerType, LinearAttentionConfig, MoeConfig, Qwen3Config,
 };
 pub use gated_delta_net::{
-    DepthwiseConv, GatedDeltaNet, GatedNorm, GroupedProjections, InputProjections, SplitProjections,
+    DepthwiseConv, GatedDeltaNet, GatedDeltaNetOutput, GatedNorm, GroupedProjections,
+    InputProjections, SplitProjections,
 };
 pub use mlp::Mlp;
 pub use model::{LmHead, Qwen3};

@@ -1,12 +1,10 @@
 //! The command line.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
-use burn::tensor::DType;
-use burn_tree_attn::AttentionImplementation;
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use tree_training_examples::benchmark::attention::Heads;
+use tree_training_examples::benchmark::{Dtype, HeadCounts, Implementation};
 
 /// Useful TFLOP/s of tree attention, forward and backward, by tree.
 ///
@@ -79,82 +77,9 @@ impl Args {
     /// Heads with their features.
     pub fn heads(&self) -> impl Iterator<Item = Heads> {
         self.heads.iter().map(|counts| Heads {
-            query: counts.query,
-            key_value: counts.key_value,
+            query: counts.0,
+            key_value: counts.1,
             dim: self.head_dim,
         })
-    }
-}
-
-/// `16/8`: query heads, key and value heads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadCounts {
-    query: usize,
-    key_value: usize,
-}
-
-impl FromStr for HeadCounts {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let error = || {
-            format!(
-                "{text:?}: expected two counts such as 16/8, the first a multiple of the second"
-            )
-        };
-        let (query, key_value) = text.split_once('/').ok_or_else(error)?;
-        let count = |text: &str| text.parse::<usize>().ok().filter(|&count| count > 0);
-        let (query, key_value) = count(query).zip(count(key_value)).ok_or_else(error)?;
-        match query % key_value {
-            0 => Ok(Self { query, key_value }),
-            _ => Err(error()),
-        }
-    }
-}
-
-/// Dtype of the inputs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Dtype {
-    /// 32-bit floats.
-    F32,
-    /// 16-bit floats.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
-impl Dtype {
-    /// The dtype of tensors.
-    pub fn dtype(self) -> DType {
-        match self {
-            Self::F32 => DType::F32,
-            Self::F16 => DType::F16,
-            Self::Bf16 => DType::BF16,
-        }
-    }
-}
-
-/// Implementation of the operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Implementation {
-    /// The fastest that runs.
-    Automatic,
-    /// Burn's own operations.
-    Generic,
-    /// CubeCL kernels for all runtimes.
-    Portable,
-    /// CubeCL kernels with matrix instructions.
-    Accelerated,
-}
-
-impl Implementation {
-    /// The option of tree attention.
-    pub fn attention(self) -> AttentionImplementation {
-        match self {
-            Self::Automatic => AttentionImplementation::Automatic,
-            Self::Generic => AttentionImplementation::Generic,
-            Self::Portable => AttentionImplementation::Portable,
-            Self::Accelerated => AttentionImplementation::Accelerated,
-        }
     }
 }

@@ -3,8 +3,6 @@
 mod accuracy;
 mod args;
 mod burn_attention;
-mod packs;
-mod repeated;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -14,7 +12,10 @@ use burn::tensor::{Device, Tensor};
 use burn_tree_attn::{AttentionImplementation, TreeMask};
 use clap::Parser;
 use serde::Serialize;
+use tree_training_examples::benchmark::Dtype;
 use tree_training_examples::benchmark::attention::{AttentionInputs, Heads};
+use tree_training_examples::benchmark::packs::NamedPack;
+use tree_training_examples::benchmark::repeated::{self, Repeated, Repetition};
 use tree_training_examples::training::atomic;
 use tree_training_examples::training::device::device_by_name;
 use tree_training_examples::training::memory::format_bytes;
@@ -22,9 +23,7 @@ use tree_training_examples::training::report::{table, tera};
 use tree_training_examples::training::timing::{Repetitions, seconds_with_results};
 
 use accuracy::Errors;
-use args::{Args, Dtype};
-use packs::NamedPack;
-use repeated::{Repeated, Repetition};
+use args::Args;
 
 /// One tree, dtype, number of heads and implementation.
 #[derive(Clone, Debug, Serialize)]
@@ -70,14 +69,11 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
-    let packs = packs::packs(args)?;
+    let packs = args.trees.iter();
+    let packs = packs.map(|name| NamedPack::new(name, args.rows, &args.data).context("--trees"));
+    let packs = packs.collect::<Result<Vec<_>>>()?;
     if let Some(folder) = &args.write_packs {
-        std::fs::create_dir_all(folder)
-            .with_context(|| format!("--write-packs {}", folder.display()))?;
-        for NamedPack { name, step } in &packs {
-            step.save(folder.join(format!("{name}.safetensors")))?;
-        }
-        return Ok(());
+        return NamedPack::save_all(&packs, folder).context("--write-packs");
     }
     let device = device_by_name(&args.device)?;
     let mut results = Results {
@@ -89,7 +85,7 @@ fn run(args: &Args) -> Result<()> {
         for heads in args.heads() {
             for &dtype in &args.dtypes {
                 for &implementation in &args.implementations {
-                    let implementation = implementation.attention();
+                    let implementation = implementation.into();
                     let measured = measure(pack, heads, dtype, implementation, &device, args)?;
                     println!("{}", line(&measured));
                     results.attention.push(measured);

@@ -10,7 +10,7 @@ use burn_tree_train::{ModelCost, StepBound, StepCounts, TreeModel};
 use serde::Serialize;
 use tree_pack::{Pack, PackedStep, TreeLayout};
 use tree_training_examples::benchmark::attention::{AttentionInputs, Heads};
-use tree_training_examples::benchmark::delta_rule::DeltaRuleInputs;
+use tree_training_examples::benchmark::delta_rule::{DeltaRuleHeads, DeltaRuleInputs};
 use tree_training_examples::benchmark::products::ProductTimes;
 use tree_training_examples::qwen3::LinearAttentionConfig;
 use tree_training_examples::training::optimizer_step::Trainer;
@@ -154,7 +154,7 @@ fn measure<M: Module + TreeModel>(
     let dtype = trainer.precision.blocks.into();
     let recurrence_seconds = match &rates.recurrence {
         Some((linear, layers)) => {
-            let one_layer = recurrence_seconds_per_token(step, linear, dtype, &device);
+            let one_layer = recurrence_seconds_per_token(step, linear, dtype, &device)?;
             one_layer * (counts.tokens * *layers as u64) as f64
         }
         None => 0.0,
@@ -187,18 +187,22 @@ fn recurrence_seconds_per_token(
     linear: &LinearAttentionConfig,
     dtype: DType,
     device: &Device,
-) -> f64 {
+) -> Result<f64> {
     let pack = largest_pack(step);
     let layouts = std::slice::from_ref(&pack.layout);
     let recurrence = TreeRecurrence::from_layouts(layouts, pack.padded_len);
-    let inputs = DeltaRuleInputs::new(linear, recurrence, dtype, device);
+    let heads = DeltaRuleHeads::from(linear);
+    let inputs = DeltaRuleInputs::random(&recurrence, heads, dtype, Default::default(), device)?;
     let repetitions = Repetitions {
         warm_up: 2,
         samples: 3,
         runs: 3,
     };
-    let both = seconds(device, repetitions, || inputs.forward().backward());
-    both / pack.layout.len() as f64
+    let both = seconds(device, repetitions, || {
+        let forward = inputs.forward();
+        inputs.backward(&forward)
+    });
+    Ok(both / pack.layout.len() as f64)
 }
 
 /// FLOP/s of the attention of the largest pack of a step, forward and backward together.

@@ -10,7 +10,7 @@ use burn_tree_train::{
     BlockContext, StepCounts, TreeModel, swiglu, token_log_probs, widen_gradients,
 };
 use tree_pack::{Pack, TreeBatch};
-use tree_training_examples::benchmark::delta_rule::DeltaRuleInputs;
+use tree_training_examples::benchmark::delta_rule::{DeltaRuleHeads, DeltaRuleInputs};
 use tree_training_examples::qwen3::{
     Attention, FeedForward, GatedDeltaNet, InputProjections, LinearAttentionConfig, Mixer, Qwen3,
     Qwen3Config,
@@ -78,7 +78,8 @@ fn phases(pack: &Pack, trainer: &Trainer<Qwen3>, repetitions: Repetitions) {
 /// One row of the table of operations.
 struct Operation {
     name: &'static str,
-    flops: f64,
+    /// Of the forward and the backward pass, where they are counted.
+    flops: Option<[f64; 2]>,
     forward: f64,
     backward: f64,
 }
@@ -101,35 +102,42 @@ impl Operations<'_> {
         let forward = seconds(self.device, self.repetitions, &run);
         // From a gradient of ones.
         let both = seconds(self.device, self.repetitions, || run().backward());
+        // Attention's five products are counted as two and a half times its two.
+        let more = match name.starts_with("attention") {
+            true => 2.5,
+            false => 2.0,
+        };
         self.done.push(Operation {
             name,
-            flops,
+            flops: (flops > 0.0).then_some([flops, more * flops]),
             forward,
             backward: both - forward,
         });
     }
 
+    fn time_delta_rule(&mut self, heads: DeltaRuleHeads, inputs: &DeltaRuleInputs) {
+        let rows = inputs.recurrence().rows();
+        let output = inputs.forward();
+        self.done.push(Operation {
+            name: "gated delta rule",
+            flops: Some([heads.forward_flops(rows), heads.backward_flops(rows)]),
+            forward: seconds(self.device, self.repetitions, || inputs.forward()),
+            backward: seconds(self.device, self.repetitions, || inputs.backward(&output)),
+        });
+    }
+
     fn print(&self) {
         let rows = self.done.iter().map(|operation| {
-            let rate = |flops: f64, seconds: f64| match flops > 0.0 {
-                true => tera(flops / seconds),
-                false => String::new(),
+            let rate = |pass: usize, seconds: f64| match operation.flops {
+                Some(flops) => tera(flops[pass] / seconds),
+                None => String::new(),
             };
             vec![
                 operation.name.to_owned(),
                 format!("{:.3}", operation.forward * 1e3),
                 format!("{:.3}", operation.backward * 1e3),
-                rate(operation.flops, operation.forward),
-                // Attention's five products are counted as two and a half times its two.
-                rate(
-                    operation.flops
-                        * if operation.name.starts_with("attention") {
-                            2.5
-                        } else {
-                            2.0
-                        },
-                    operation.backward,
-                ),
+                rate(0, operation.forward),
+                rate(1, operation.backward),
             ]
         });
         let header = [
@@ -350,18 +358,12 @@ fn recurrent_operations(
     times.time("decay", 0.0, || {
         decay_gate(gates.clone(), layer.a_log.val(), layer.dt_bias.val())
     });
-    let delta_rule = DeltaRuleInputs::new(
-        sizes,
-        context.recurrence().clone(),
-        inputs.dtype.into(),
-        &inputs.device,
-    );
-    let width = 3 * sizes.key_head_dim * value_dim;
-    times.time(
-        "gated delta rule",
-        2.0 * inputs.tokens() * width as f64,
-        || delta_rule.forward(),
-    );
+    let (rule_heads, dtype) = (DeltaRuleHeads::from(sizes), inputs.dtype.into());
+    let (recurrence, device) = (context.recurrence(), &inputs.device);
+    let delta_rule =
+        DeltaRuleInputs::random(recurrence, rule_heads, dtype, Default::default(), device)
+            .expect("what the model runs");
+    times.time_delta_rule(rule_heads, &delta_rule);
     times.time("gated norm", 0.0, || {
         let value = inputs.heads(value.clone(), heads);
         gated_rms_norm(
