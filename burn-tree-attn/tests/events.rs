@@ -7,14 +7,14 @@ use burn::tensor::{DType, Tensor};
 use burn_tree_attn::{
     AttentionImplementation, TreeAttentionError, TreeAttentionOptions, TreeMask, try_tree_attention,
 };
-use support::events::Events;
 use support::{Forest, computes_in, device, is_cubecl, random};
+use tree_training_devices::Events;
 
 /// The one test of this binary: its subscriber is that of the process, because Fusion may run
 /// operations on another thread.
 #[test]
 fn the_requested_implementation_runs() {
-    let events = Events::default();
+    let events = Events::of("burn_tree_attn");
     tracing::subscriber::set_global_default(events.clone()).unwrap();
     let device = device();
     let mask = TreeMask::from_layouts(

@@ -4,8 +4,6 @@
 
 #[path = "support/delta_rule.rs"]
 mod delta_rule;
-#[path = "support/events.rs"]
-mod events;
 mod support;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,10 +22,9 @@ use burn_tree_ssm::{
 use cubecl::launched::LaunchedKernels;
 use proptest::prelude::*;
 use tree_pack::TreeLayout;
-use tree_training_devices::computes_in;
+use tree_training_devices::{Events, computes_in};
 
 use delta_rule::{Heads, Inputs, SLOW, STRONG};
-use events::Events;
 use support::{Batch, Forest, batches, cases, device, random, values};
 
 /// Tests run one after another, because one of them counts the kernels of the process.
@@ -506,7 +503,7 @@ fn the_implementation_asked_for_runs() {
     let generic = (Generic, DType::F32, heads(1, 2, 8, 8));
     for (implementation, dtype, heads) in std::iter::once(generic).chain(kernels()) {
         let name = format!("{implementation:?}").to_lowercase();
-        let events = Events::default();
+        let events = Events::of("burn_tree_ssm");
         tracing::subscriber::with_default(events.clone(), || {
             below_fusion(&forked(), heads, implementation, dtype, &device);
         });

@@ -2,9 +2,6 @@
 //! that is one of CubeCL.
 #![cfg(all(feature = "cubecl-backend", feature = "flex"))]
 
-#[path = "operations/events.rs"]
-mod events;
-
 use std::sync::{Arc, Mutex};
 
 use burn::backend::{Backend, DispatchDevice, Flex, tensor::FloatTensor};
@@ -12,8 +9,7 @@ use burn::tensor::TensorData;
 use burn_cubecl::{CubeBackend, CubeDevice, kernel::into_contiguous, tensor::CubeTensor};
 use burn_tree_train::{GatherPlan, TreeTrainOps};
 use cubecl::launched::LaunchedKernels;
-use events::{Announced, Collector};
-use tree_training_devices::device_from_environment;
+use tree_training_devices::{Events, device_from_environment};
 
 /// Kernels are counted for the whole process.
 static KERNELS: Mutex<()> = Mutex::new(());
@@ -85,16 +81,15 @@ fn kernels_equal_flex() {
     let Some(device) = device() else { return };
     let _alone = KERNELS.lock();
     for (rows, width) in [(1, 1), (7, 30), (600, 128), (40, 1024)] {
-        let announced = Announced::default();
-        let found = tracing::subscriber::with_default(Collector(announced.clone()), || {
+        let events = Events::of("burn_tree_train");
+        let found = tracing::subscriber::with_default(events.clone(), || {
             results::<CubeBackend>(rows, width, &device)
         });
-        let announced = announced.lock().unwrap().clone();
-        assert_eq!(announced.len(), 6, "{announced:?}");
+        let events = events.take();
+        assert_eq!(events.len(), 6, "{events:?}");
         assert!(
-            announced
-                .values()
-                .all(|implementation| implementation == "kernel")
+            events.iter().all(|it| it.ends_with(" kernel")),
+            "{events:?}"
         );
         let expected = results::<Flex>(rows, width, &Default::default());
         for (result, (found, expected)) in found.into_iter().zip(expected).enumerate() {
@@ -131,13 +126,13 @@ fn wide_rows_are_computed() {
     let Some(device) = device() else { return };
     let _alone = KERNELS.lock();
     let width = 16_383;
-    let announced = Announced::default();
-    let y: CubeTensor = tracing::subscriber::with_default(Collector(announced.clone()), || {
+    let events = Events::of("burn_tree_train");
+    let y: CubeTensor = tracing::subscriber::with_default(events.clone(), || {
         let x = numbers::<CubeBackend, 2>([2, width], 1, &device);
         let weight = numbers::<CubeBackend, 1>([width], 2, &device);
         CubeBackend::rms_norm(x, weight, 1e-6, false).0
     });
-    assert_eq!(announced.lock().unwrap()["rms_norm"], "primitives");
+    assert_eq!(events.take(), ["rms_norm primitives"]);
     let flex = Default::default();
     let expected = Flex::rms_norm(
         numbers::<Flex, 2>([2, width], 1, &flex),

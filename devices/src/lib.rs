@@ -1,11 +1,15 @@
 //! Devices by name, for the programs and the tests. Which names exist depends on the backends that
-//! were built in, each by its feature.
+//! were built in, each by its feature. [`Events`] tell tests what ran there.
 
 // Burn keeps the NdArray and LibTorch constructors until 0.23.
 #![cfg_attr(any(feature = "tch", feature = "ndarray"), allow(deprecated))]
 
+mod events;
+
 use burn::tensor::{DType, Device};
 use thiserror::Error;
+
+pub use events::Events;
 
 /// A device that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

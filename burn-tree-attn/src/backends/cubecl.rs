@@ -147,10 +147,10 @@ mod tests {
     use burn_cubecl::tensor::CubeTensor;
     use cubecl::prelude::AddressType;
     use cubecl::server::Handle;
+    use tree_training_devices::Events;
 
     use super::*;
     use crate::support::direct::{attend, device, integers, random, values};
-    use crate::support::events::Events;
     use crate::support::{Case, Forest, Row};
 
     fn case() -> Case {
@@ -177,7 +177,7 @@ mod tests {
             (AttentionImplementation::Generic, "generic"),
             (AttentionImplementation::Portable, "portable"),
         ] {
-            let events = Events::default();
+            let events = Events::of("burn_tree_attn");
             tracing::subscriber::with_default(events.clone(), || {
                 attend(&case(), DType::F32, implementation, &device);
             });

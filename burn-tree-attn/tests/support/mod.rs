@@ -5,7 +5,6 @@
 
 #[cfg(feature = "cubecl-backend")]
 pub mod direct;
-pub mod events;
 
 use std::fmt;
 
