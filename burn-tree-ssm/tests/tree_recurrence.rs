@@ -198,7 +198,7 @@ proptest! {
             for (tap, source) in expected.into_iter().enumerate() {
                 // That rows are read by those right below them is in no list.
                 if source + tap != row {
-                    readers.entry(source).or_default().push(row * (kernel_size + 1) + tap);
+                    readers.entry(source).or_default().push(row * (kernel_size + 2) + tap);
                 }
             }
         }
@@ -207,7 +207,7 @@ proptest! {
         for &row in recurrence.requested_rows() {
             for expected in taps(row as usize).into_iter().take(above).rev() {
                 prop_assert_eq!(tails.next(), Some(expected), "tail after row {}", row);
-                let reader = position * (kernel_size + 1) + kernel_size;
+                let reader = position * (kernel_size + 2) + kernel_size;
                 readers.entry(expected).or_default().push(reader);
                 position += 1;
             }
@@ -219,8 +219,19 @@ proptest! {
             prop_assert_eq!(lists.offsets.len(), count + 1);
             for index in 0..count {
                 let list = lists.offsets[index] as usize..lists.offsets[index + 1] as usize;
-                let found: Vec<_> =
-                    lists.readers[list].iter().map(|&reader| reader as usize).collect();
+                // Parts stand for what is in them.
+                let mut found = Vec::new();
+                for reader in &lists.readers[list] {
+                    let reader = *reader as usize;
+                    let part = reader / (kernel_size + 2);
+                    if reader % (kernel_size + 2) <= kernel_size {
+                        found.push(reader);
+                    } else {
+                        let list =
+                            plan.parts().offsets[part] as usize..plan.parts().offsets[part + 1] as usize;
+                        found.extend(plan.parts().readers[list].iter().map(|&reader| reader as usize));
+                    }
+                }
                 let expected = readers.get(&(first + index)).cloned().unwrap_or_default();
                 prop_assert_eq!(found, expected, "readers of source {}", first + index);
             }
@@ -241,6 +252,61 @@ proptest! {
     }
 }
 
+/// Two trees and a row of padding: rows 0 and 1 with children 2 and 3-4; row 5, a root that
+/// continues from initial state 1.
+#[test]
+fn taps_and_readers_of_small_trees() {
+    let forest = Forest(vec![(None, 2), (Some(0), 1), (Some(0), 2), (None, 1)]);
+    let recurrence = TreeRecurrence::from_layouts(&[forest.layout()], 7)
+        .with_initial_states(&[None, Some(1)])
+        .with_requested_rows(&[4, 5]);
+    let plan = recurrence.convolution(4).unwrap();
+    // Rows 0..7, tails 7..13, zero 13.
+    let expected = [
+        [0, 13, 13, 13],
+        [1, 0, 13, 13],
+        [2, 1, 0, 13],
+        [3, 1, 0, 13],
+        [4, 3, 1, 0],
+        [5, 12, 11, 10],
+        [13, 13, 13, 13],
+    ];
+    assert_eq!(plan.sources(), expected.as_flattened());
+    assert_eq!(plan.requested_sources(), [1, 3, 4, 11, 12, 5]);
+    let tap = |row: u32, tap: u32| row * 6 + tap;
+    let outgoing = |position: u32| position * 6 + 4;
+    let readers = plan.row_readers();
+    assert_eq!(readers.offsets, [0, 2, 5, 5, 6, 7, 8, 8]);
+    let of_0 = [tap(3, 2), tap(4, 3)];
+    let of_1 = [tap(3, 1), tap(4, 2), outgoing(0)];
+    let others = [outgoing(1), outgoing(2), outgoing(5)];
+    assert_eq!(readers.readers, [&of_0[..], &of_1, &others].concat());
+    let readers = plan.tail_readers();
+    assert_eq!(readers.offsets, [0, 0, 0, 0, 1, 3, 5]);
+    let expected = [tap(5, 3), tap(5, 2), outgoing(3), tap(5, 1), outgoing(4)];
+    assert_eq!(readers.readers, expected);
+    assert_eq!(plan.plain_runs(), [0; 8]);
+    // Row 2 follows row 1, which row 3 reads as well.
+    let plan = recurrence.convolution(2).unwrap();
+    assert_eq!(plan.plain_runs(), [0, 1, 0, 0, 1, 0, 0, 0]);
+}
+
+/// A row with many children is read by all of them.
+#[test]
+fn long_lists_of_readers_are_cut_into_parts() {
+    let forest = Forest::comb(&[3], &[1; 400]);
+    let recurrence = TreeRecurrence::from_layouts(&[forest.layout()], 403);
+    let plan = recurrence.convolution(2).unwrap();
+    // The first child reads row 2 directly; 399 others in parts of 19.
+    let readers = plan.row_readers();
+    assert_eq!(readers.offsets[2..5], [0, 21, 21]);
+    let parts: Vec<_> = (0..21).map(|part| part * 4 + 3).collect();
+    assert_eq!(readers.readers, parts);
+    assert_eq!(plan.parts().offsets.last(), Some(&399));
+}
+
+/// Forests by name, the windows that they are cut into in order of rows (as lengths), and the
+/// lengths of the paths of each level.
 /// A forest by name, the windows that it is cut into in order of rows (as lengths), and the lengths
 /// of the paths of each level.
 type Cut = (

@@ -70,10 +70,11 @@ fn column_sum_kernel<O: Float, N: Size>(
     }
 }
 
-/// Sum over the rows of `values [R, D]` in f32 -> `[D]`, in a fixed order.
-pub fn column_sum(values: CubeTensor, dtype: DType) -> CubeTensor {
+/// Sum over the rows of the first numbers of `values`, in f32, as `[R, D]` -> `[D]`, in a fixed order.
+pub fn column_sum(values: CubeTensor, shape: [usize; 2], dtype: DType) -> CubeTensor {
     let client = values.client.clone();
-    let [rows, width] = [values.meta.shape()[0], values.meta.shape()[1]];
+    let [rows, width] = shape;
+    assert!(rows * width <= values.meta.num_elements());
     let sums = empty(&values, [width], dtype);
     let vector = vector_size(&client, &[DType::F32], width);
     let width = width / vector;
@@ -84,7 +85,7 @@ pub fn column_sum(values: CubeTensor, dtype: DType) -> CubeTensor {
         plane: 1,
     };
     let (count, dim) = cubes(&client, width.div_ceil(groups.lanes as usize), units);
-    // SAFETY: shapes as read from the tensors.
+    // SAFETY: there are as many values.
     unsafe {
         column_sum_kernel::launch_unchecked(
             &client,

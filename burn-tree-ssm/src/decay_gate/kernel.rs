@@ -182,7 +182,7 @@ pub(crate) fn backward(
     }
     (
         grad_a,
-        column_sum(grad_a_log, a_log.dtype),
-        column_sum(grad_dt_bias, dt_bias.dtype),
+        column_sum(grad_a_log, [blocks, heads], a_log.dtype),
+        column_sum(grad_dt_bias, [blocks, heads], dt_bias.dtype),
     )
 }

@@ -265,5 +265,6 @@ pub(crate) fn backward(
             [elem(x.dtype), elem(weight.dtype)],
         );
     }
-    (grad_x, grad_gate, column_sum(grad_weight, weight.dtype))
+    let grad_weight = column_sum(grad_weight, [blocks, size], weight.dtype);
+    (grad_x, grad_gate, grad_weight)
 }

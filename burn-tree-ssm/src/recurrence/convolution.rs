@@ -2,6 +2,9 @@
 
 use super::{RecurrenceError, TreeRecurrence};
 
+/// Readers that one unit sums at least: with fewer, cutting the sum in parts is slower.
+const MIN_PART: usize = 16;
+
 /// The taps of a causal convolution with `K` of them over the paths of a batch of trees.
 ///
 /// Tap `t` of a row reads the token `t` steps above it on its path. What it reads, its **source**,
@@ -16,6 +19,7 @@ pub struct ConvolutionPlan {
     requested_sources: Vec<u32>,
     row_readers: Readers,
     tail_readers: Readers,
+    parts: Readers,
     plain_runs: Vec<u32>,
     #[cfg(feature = "cubecl-backend")]
     pub(super) device_lists: super::device::DeviceListsCache<super::device::ConvolutionList>,
@@ -23,8 +27,9 @@ pub struct ConvolutionPlan {
 
 /// Who reads each of a number of sources, in the order in which gradients are summed.
 ///
-/// Tap `t` of row `r` is reader `r * (K + 1) + t`; position `i` of the outgoing tails `[X, K-1]`
-/// is reader `i * (K + 1) + K`.
+/// Tap `t` of row `r` is reader `r * (K + 2) + t`; position `i` of the outgoing tails `[X, K-1]` is
+/// reader `i * (K + 2) + K`. Long lists are cut into parts, which can be summed at the same time:
+/// part `p` is reader `p * (K + 2) + K + 1`, and [`ConvolutionPlan::parts`] has what is in it.
 #[derive(Debug)]
 pub struct Readers {
     /// `[sources + 1]` where the list of each source starts.
@@ -48,7 +53,7 @@ impl ConvolutionPlan {
             .try_fold(1usize, |sum, count| {
                 count.checked_mul(kernel_size + 1)?.checked_add(sum)
             })
-            .and_then(|sum| sum.checked_mul(kernel_size + 1));
+            .and_then(|sum| sum.checked_mul(kernel_size + 2));
         if largest.is_none_or(|number| number > i32::MAX as usize) {
             return Err(refuse);
         }
@@ -82,14 +87,17 @@ impl ConvolutionPlan {
         let taps = sources.iter().enumerate().filter_map(|(index, &source)| {
             let (row, tap) = (index / kernel_size, index % kernel_size);
             let direct = row.checked_sub(tap) == Some(source as usize);
-            (!direct).then_some((source, row * (kernel_size + 1) + tap))
+            (!direct).then_some((source, row * (kernel_size + 2) + tap))
         });
         let outgoing = requested_sources
             .iter()
             .enumerate()
-            .map(|(index, &source)| (source, index * (kernel_size + 1) + kernel_size));
+            .map(|(index, &source)| (source, index * (kernel_size + 2) + kernel_size));
         let reads: Vec<(u32, usize)> = taps.chain(outgoing).collect();
-        let row_readers = Readers::new(&reads, 0..rows);
+        let mut parts = Readers::default();
+        let mut readers = |sources| Readers::new(&reads, sources).cut(&mut parts, kernel_size);
+        let row_readers = readers(0..rows);
+        let tail_readers = readers(rows..rows + tail_rows);
         let mut plain_runs = vec![0; rows + 1];
         for row in (0..rows).rev() {
             let is_listed = |row| row_readers.offsets[row] < row_readers.offsets[row + 1];
@@ -104,7 +112,8 @@ impl ConvolutionPlan {
             tail_rows,
             row_readers,
             plain_runs,
-            tail_readers: Readers::new(&reads, rows..rows + tail_rows),
+            tail_readers,
+            parts,
             sources,
             requested_sources,
             #[cfg(feature = "cubecl-backend")]
@@ -142,6 +151,11 @@ impl ConvolutionPlan {
     /// steps below row `r`.
     pub fn row_readers(&self) -> &Readers {
         &self.row_readers
+    }
+
+    /// The parts of long lists of readers.
+    pub fn parts(&self) -> &Readers {
+        &self.parts
     }
 
     /// `[R + 1]` how many rows from each one on are plain: their taps read them and the `K - 1` rows
@@ -182,85 +196,37 @@ impl Readers {
         }
         Self { offsets, readers }
     }
+
+    /// The same with parts, which are added to `parts`, in place of long lists: each about as long
+    /// as there are parts of the list.
+    fn cut(self, parts: &mut Self, kernel_size: usize) -> Self {
+        let mut cut = Self::default();
+        for range in self.offsets.windows(2) {
+            let list = &self.readers[range[0] as usize..range[1] as usize];
+            let part = list.len().isqrt().max(MIN_PART);
+            if list.len() <= part {
+                cut.readers.extend(list);
+            } else {
+                for list in list.chunks(part) {
+                    let index = parts.offsets.len() - 1;
+                    cut.readers
+                        .push((index * (kernel_size + 2) + kernel_size + 1) as u32);
+                    parts.readers.extend(list);
+                    parts.offsets.push(parts.readers.len() as u32);
+                }
+            }
+            cut.offsets.push(cut.readers.len() as u32);
+        }
+        cut
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use tree_pack::{Segment, TreeLayout};
-
-    use super::*;
-
-    /// Two trees and a row of padding. Rows 0-1 have children 2 and 3-4; row 5 is a root that
-    /// continues from initial state 1.
-    fn plan(kernel_size: usize) -> ConvolutionPlan {
-        let segment = |start, end, parent| Segment { start, end, parent };
-        let layout = TreeLayout {
-            tokens: vec![0; 6],
-            position_ids: vec![0, 1, 2, 2, 3, 0],
-            parents: vec![-1, 0, 1, 1, 3, -1],
-            subtree_ends: vec![5, 5, 3, 5, 5, 6],
-            segments: vec![
-                segment(0, 2, None),
-                segment(2, 3, Some(0)),
-                segment(3, 5, Some(0)),
-                segment(5, 6, None),
-            ],
-        };
-        let recurrence = TreeRecurrence::from_layouts(&[layout], 7)
-            .with_initial_states(&[None, Some(1)])
-            .with_requested_rows(&[4, 5]);
-        ConvolutionPlan::build(&recurrence, kernel_size).unwrap()
-    }
-
-    #[test]
-    fn taps_follow_paths_into_tails() {
-        let plan = plan(4);
-        // Rows 0..7, tails 7..13, zero 13.
-        let expected = [
-            [0, 13, 13, 13],
-            [1, 0, 13, 13],
-            [2, 1, 0, 13],
-            [3, 1, 0, 13],
-            [4, 3, 1, 0],
-            [5, 12, 11, 10],
-            [13, 13, 13, 13],
-        ];
-        assert_eq!(plan.sources(), expected.as_flattened());
-        assert_eq!(plan.requested_sources(), [1, 3, 4, 11, 12, 5]);
-        assert_eq!(plan.tail_rows(), 6);
-    }
-
-    #[test]
-    fn readers_are_all_but_the_direct_ones() {
-        let plan = plan(4);
-        let tap = |row: u32, tap: u32| row * 5 + tap;
-        let outgoing = |position: u32| position * 5 + 4;
-        let Readers { offsets, readers } = plan.row_readers();
-        let of = |row: usize| &readers[offsets[row] as usize..offsets[row + 1] as usize];
-        assert_eq!(of(0), [tap(3, 2), tap(4, 3)]);
-        assert_eq!(of(1), [tap(3, 1), tap(4, 2), outgoing(0)]);
-        assert_eq!(of(2), [0; 0]);
-        assert_eq!(of(3), [outgoing(1)]);
-        assert_eq!(of(4), [outgoing(2)]);
-        assert_eq!(of(5), [outgoing(5)]);
-        let Readers { offsets, readers } = plan.tail_readers();
-        assert_eq!(offsets, &[0, 0, 0, 0, 1, 3, 5]);
-        let expected = [tap(5, 3), tap(5, 2), outgoing(3), tap(5, 1), outgoing(4)];
-        assert_eq!(readers, &expected);
-    }
-
-    #[test]
-    fn plain_rows_follow_and_pass_no_branching() {
-        assert_eq!(plan(4).plain_runs(), [0; 8]);
-        // Row 2 follows row 1, which row 3 reads as well.
-        assert_eq!(plan(2).plain_runs(), [0, 1, 0, 0, 1, 0, 0, 0]);
-    }
-
-    #[test]
-    fn one_tap_reads_its_own_row() {
-        let plan = plan(1);
-        assert_eq!(plan.sources(), [0, 1, 2, 3, 4, 5, 7]);
-        assert_eq!((plan.tail_rows(), plan.requested_sources().len()), (0, 0));
-        assert!(plan.row_readers().readers.is_empty());
+impl Default for Readers {
+    /// Without sources.
+    fn default() -> Self {
+        Self {
+            offsets: vec![0],
+            readers: Vec::new(),
+        }
     }
 }

@@ -50,6 +50,8 @@ pub(crate) enum ConvolutionList {
     RowReaders,
     TailReaderOffsets,
     TailReaders,
+    PartOffsets,
+    PartReaders,
 }
 
 /// Lists on a device: one buffer of u32, each list also as a buffer of its own.
@@ -158,6 +160,7 @@ impl ConvolutionPlan {
     pub(crate) fn on_device(&self, near: &CubeTensor) -> Arc<DeviceLists<ConvolutionList>> {
         self.device_lists.get(near, |client| {
             let (rows, tails) = (self.row_readers(), self.tail_readers());
+            let parts = self.parts();
             // In the order of `ConvolutionList`.
             let lists: [&[u32]; _] = [
                 self.sources(),
@@ -167,6 +170,8 @@ impl ConvolutionPlan {
                 &rows.readers,
                 &tails.offsets,
                 &tails.readers,
+                &parts.offsets,
+                &parts.readers,
             ];
             DeviceLists::new(client, &lists)
         })

@@ -68,6 +68,24 @@ fn large() -> TreeRecurrence {
         .with_requested_rows(&[299, 1, rows as u32, 302, 303, 500])
 }
 
+/// More children than the gradient of their parent is summed over at once; as many roots with one
+/// tail.
+#[test]
+fn many_siblings_equal_the_definition() {
+    let mut nodes = vec![(None, 3)];
+    nodes.extend([(Some(0), 2); 60]);
+    nodes.extend([(None, 1); 50]);
+    let layout = Forest(nodes).layout();
+    let rows = layout.len();
+    let roots = vec![Some(0); 51];
+    let recurrence = TreeRecurrence::from_layouts(&[layout], rows)
+        .with_initial_states(&roots)
+        .with_requested_rows(&[2, 4, 10]);
+    let inputs = Inputs::random(&recurrence, 24, 4, true, 31).rounded(DType::F32, DType::F32);
+    let found = inputs.found(DType::F32, DType::F32);
+    found.assert_close(&inputs.expected(), 1e-5, 2e-5);
+}
+
 /// Storage in less than f32 rounds inputs and outputs; sums are in f32.
 fn equals_the_definition(dtype: DType, forward: f64, backward: f64) {
     if !computes_in(dtype) {

@@ -3,89 +3,22 @@
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::client::Client;
-use cubecl::ir::{ElemType, VectorSize};
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use tree_training_cube::{
-    RowGroups, address_type, contiguous, cubes, elem, empty, plane_width, row_sum, units_per_cube,
-    vector_size,
+    RowLayout, address_type, column_sum, contiguous, cubes, elem, empty, group_sum, load_row,
+    row_sum, vector_size,
 };
-
-/// Numbers of a row that a unit should hold, at most.
-const NUMBERS_PER_UNIT: usize = 32;
-
-/// Vectors of a row that a unit may hold: wider rows have no kernel.
-const MAX_LOADS: usize = 32;
 
 /// Blocks of rows over which the gradient of the weight is summed first. Fixed, so that the order
 /// of the sum is.
 const BLOCKS: usize = 512;
-
-/// How rows of one width are spread over units.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct RowLayout {
-    groups: RowGroups,
-    /// Vectors per unit.
-    loads: u32,
-    /// Whether the units hold exactly one row.
-    exact: bool,
-}
-
-impl RowLayout {
-    /// A layout for rows of `width` vectors.
-    fn new(client: &Client, width: usize, vector: VectorSize) -> Option<Self> {
-        let units = units_per_cube(client);
-        let plane = plane_width(client).min(units);
-        // A plane sums without barriers.
-        let by_size = (width * vector)
-            .div_ceil(NUMBERS_PER_UNIT)
-            .next_power_of_two();
-        let lanes = by_size
-            .max(plane as usize)
-            .min(width.next_power_of_two())
-            .min(units as usize);
-        let loads = width.div_ceil(lanes);
-        (loads <= MAX_LOADS).then_some(Self {
-            groups: RowGroups {
-                units,
-                lanes: lanes as u32,
-                plane,
-            },
-            loads: loads as u32,
-            exact: loads * lanes == width,
-        })
-    }
-}
 
 /// Whether rows of `width` numbers are narrow enough for these kernels.
 pub(crate) fn fits(x: &CubeTensor, weight: &CubeTensor) -> bool {
     let width = x.meta.shape()[1];
     let vector = vector_size(&x.client, &[x.dtype, weight.dtype], width);
     RowLayout::new(&x.client, width / vector, vector).is_some()
-}
-
-/// The unit's vectors of row `row`, as they are stored; zeros where it has none.
-#[cube]
-fn load_row<F: Float, N: Size>(
-    values: &[Vector<F, N>],
-    row: usize,
-    in_bounds: bool,
-    width: usize,
-    #[comptime] layout: RowLayout,
-) -> Array<Vector<F, N>> {
-    let lanes = comptime!(layout.groups.lanes as usize);
-    let lane = UNIT_POS as usize % lanes;
-    let mut loaded = Array::<Vector<F, N>>::new(comptime!(layout.loads as usize));
-    #[unroll]
-    for load in 0..comptime!(layout.loads as usize) {
-        let column = lane + load * lanes;
-        let mut value = Vector::<F, N>::cast_from(0.0f32);
-        if in_bounds && (layout.exact || column < width) {
-            value = values[row * width + column];
-        }
-        loaded[load] = value;
-    }
-    loaded
 }
 
 /// What a vector of normalised values is multiplied by.
@@ -217,90 +150,15 @@ fn backward_kernel<F: Float, W: Float, N: Size>(
         }
     }
 
-    // The groups' sums, one after another.
     let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(layout.groups.units as usize));
     #[unroll]
     for load in 0..loads {
         let column = lane + load * lanes;
-        shared[UNIT_POS as usize] = weight_sums[load];
-        sync_cube();
+        let sum = group_sum::<N>(weight_sums[load], &mut shared, layout.groups);
         if group == 0 && (layout.exact || column < width) {
-            let mut sum = shared[lane];
-            for other in 1..groups {
-                sum += shared[other * lanes + lane];
-            }
             grad_weight[CUBE_POS * width + column] = sum;
         }
-        sync_cube();
     }
-}
-
-/// Units of a row of a cube of [`column_sum_kernel`].
-const COLUMN_LANES: u32 = 8;
-
-/// `sums[c]` = sum of `values[.., c]`: the units above one another sum every so many rows each,
-/// the first of them their sums.
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn column_sum_kernel<O: Float, N: Size>(
-    values: &[Vector<f32, N>],
-    sums: &mut [Vector<O, N>],
-    rows: usize,
-    width: usize,
-    #[comptime] units: u32,
-    #[comptime] lanes: u32,
-    #[define(O)] _dtype: ElemType,
-) {
-    let column = CUBE_POS * comptime!(lanes as usize) + (UNIT_POS % lanes) as usize;
-    let above = comptime!((units / lanes) as usize);
-    let own = (UNIT_POS / lanes) as usize;
-    let mut sum = Vector::<f32, N>::zeroed();
-    if column < width {
-        for step in 0..rows.div_ceil(above) {
-            let row = step * above + own;
-            if row < rows {
-                sum += values[row * width + column];
-            }
-        }
-    }
-    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(units as usize));
-    shared[UNIT_POS as usize] = sum;
-    sync_cube();
-    if own == 0 && column < width {
-        for other in 1..above {
-            sum += shared[other * comptime!(lanes as usize) + UNIT_POS as usize];
-        }
-        sums[column] = Vector::cast_from(sum);
-    }
-}
-
-/// Sum over the rows of `values [R, D]` in f32 -> `[D]`, in a fixed order.
-fn column_sum(values: CubeTensor, dtype: DType) -> CubeTensor {
-    let client = values.client.clone();
-    let [rows, width] = [values.meta.shape()[0], values.meta.shape()[1]];
-    let sums = empty(&values, [width], dtype);
-    let vector = vector_size(&client, &[DType::F32], width);
-    let width = width / vector;
-    let units = units_per_cube(&client);
-    let lanes = COLUMN_LANES.min(units);
-    let (count, dim) = cubes(&client, width.div_ceil(lanes as usize), units);
-    // SAFETY: shapes as read from the tensors.
-    unsafe {
-        column_sum_kernel::launch_unchecked(
-            &client,
-            count,
-            dim,
-            address_type(&[&values]),
-            vector,
-            values.clone().into_buffer_arg(),
-            sums.clone().into_buffer_arg(),
-            rows,
-            width,
-            units,
-            lanes,
-            elem(dtype),
-        );
-    }
-    sums
 }
 
 /// See [`crate::TreeTrainOps::rms_norm`]; arguments for which [`fits`] holds.
@@ -384,5 +242,6 @@ pub(crate) fn backward(
             [elem(x.dtype), elem(weight.dtype)],
         );
     }
-    (grad_x, column_sum(grad_weight, weight.dtype))
+    let grad_weight = column_sum(grad_weight, [blocks, width], weight.dtype);
+    (grad_x, grad_weight)
 }

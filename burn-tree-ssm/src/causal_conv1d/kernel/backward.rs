@@ -2,7 +2,7 @@
 //!
 //! The gradient of a row is the sum over the taps that read it. Those of the rows that follow it
 //! directly are summed as the unit walks down; all others (below a branching, and the outgoing
-//! tails) are in a list, and recomputed for each entry.
+//! tails) are in a list, and recomputed for each entry. Long lists have been summed in parts before.
 
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -20,11 +20,13 @@ pub(super) const BLOCK_ROWS: usize = 256;
 /// Rows whose inputs a unit loads at once.
 const ROWS_AT_A_TIME: usize = 4;
 
-/// Where the readers of sources are in the lists.
+/// Where the readers of sources are in the lists, and the sums of parts in theirs.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct ReaderLists {
     pub offsets: usize,
     pub readers: usize,
+    /// The sums of the first part.
+    pub parts: usize,
 }
 
 /// The unit's vectors of rows from `first` on; some row where there is none.
@@ -51,6 +53,7 @@ fn listed_gradient<F: Float, N: Size>(
     tails: &[Vector<F, N>],
     grad: &[Vector<F, N>],
     lists: &[u32],
+    sums: &[Vector<f32, N>],
     weights: &Array<Vector<f32, N>>,
     source: usize,
     column: usize,
@@ -59,7 +62,7 @@ fn listed_gradient<F: Float, N: Size>(
     #[comptime] convolution: Convolution,
 ) -> Vector<f32, N> {
     let channel = sizes.first + column;
-    let kinds = comptime!(convolution.taps + 1);
+    let kinds = comptime!(convolution.taps + 2);
     let mut sum = Vector::<f32, N>::zeroed();
     let begin = lists[readers.offsets + source];
     let end = lists[readers.offsets + source + 1];
@@ -71,6 +74,8 @@ fn listed_gradient<F: Float, N: Size>(
             // Gradients of the outgoing tails follow the incoming ones.
             let at = (sizes.tail_rows + row) * sizes.width + channel;
             sum += Vector::<f32, N>::cast_from(tails[at]);
+        } else if kind == comptime!(convolution.taps + 1) {
+            sum += sums[(readers.parts + row) * sizes.width + channel];
         } else {
             let own = Vector::<f32, N>::cast_from(x[row * sizes.width + channel]);
             let mut y = own * weights[0];
@@ -101,8 +106,8 @@ pub(super) fn convolution_kernel<F: Float, W: Float, N: Size>(
     grad: &[Vector<F, N>],
     lists: &[u32],
     grad_x: &mut [Vector<F, N>],
-    // [blocks, C, K]
-    grad_weight: &mut [Vector<f32, N>],
+    // Of the weights by block of rows, `[blocks, C, K]`; parts of lists, `[parts, C]`.
+    sums: &mut [Vector<f32, N>],
     sizes: Sizes,
     readers: ReaderLists,
     #[comptime] groups: RowGroups,
@@ -233,6 +238,7 @@ pub(super) fn convolution_kernel<F: Float, W: Float, N: Size>(
                             tails,
                             grad,
                             lists,
+                            &*sums,
                             &weights,
                             done,
                             column,
@@ -270,12 +276,50 @@ pub(super) fn convolution_kernel<F: Float, W: Float, N: Size>(
                 let tap = comptime!(n_taps - 1 - number % n_taps);
                 values.insert(n, weight_sums[tap].extract(comptime!(number / n_taps)));
             }
-            grad_weight[at + i] = values;
+            sums[at + i] = values;
         }
     }
 }
 
-/// Gradients of the incoming tails, whose readers' lists are given.
+/// Sums over parts of long lists of readers.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn parts_kernel<F: Float, W: Float, N: Size>(
+    x: &[Vector<F, N>],
+    weight: &[Vector<W, N>],
+    tails: &[Vector<F, N>],
+    grad: &[Vector<F, N>],
+    lists: &[u32],
+    sums: &mut [Vector<f32, N>],
+    sizes: Sizes,
+    readers: ReaderLists,
+    total: usize,
+    #[comptime] convolution: Convolution,
+    #[define(F, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= total {
+        terminate!();
+    }
+    let column = ABSOLUTE_POS % sizes.part;
+    let part = ABSOLUTE_POS / sizes.part;
+    let channel = sizes.first + column;
+    let weights = load_weights::<W, N>(weight, channel, convolution);
+    let sum = listed_gradient::<F, N>(
+        x,
+        tails,
+        grad,
+        lists,
+        &*sums,
+        &weights,
+        part,
+        column,
+        &sizes,
+        &readers,
+        convolution,
+    );
+    sums[(readers.parts + part) * sizes.width + channel] = sum;
+}
+
+/// Gradients of the incoming tails, all of which are in lists.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn tails_kernel<F: Float, W: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -283,6 +327,7 @@ pub(super) fn tails_kernel<F: Float, W: Float, N: Size>(
     tails: &[Vector<F, N>],
     grad: &[Vector<F, N>],
     lists: &[u32],
+    sums: &[Vector<f32, N>],
     grad_tails: &mut [Vector<F, N>],
     sizes: Sizes,
     readers: ReaderLists,
@@ -302,6 +347,7 @@ pub(super) fn tails_kernel<F: Float, W: Float, N: Size>(
         tails,
         grad,
         lists,
+        sums,
         &weights,
         source,
         column,

@@ -14,6 +14,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, ops::reshape, tensor::CubeTensor};
 use cubecl::client::Client;
+use cubecl::ir::{AddressType, ElemType};
 use tree_training_cube::{
     RowGroups, address_type, column_sum, contiguous, cubes, elem, empty, has_approximations, units,
     units_per_cube, vector_size,
@@ -51,7 +52,7 @@ struct Call<'a> {
     convolution: Convolution,
     vector: usize,
     channels: usize,
-    address_type: cubecl::ir::AddressType,
+    address_type: AddressType,
 }
 
 impl<'a> Call<'a> {
@@ -208,51 +209,30 @@ pub(crate) fn backward(
     settings: ConvolutionSettings,
 ) -> (CubeTensor, CubeTensor, CubeTensor) {
     let [x, weight, initial_tails] = contiguous([x, weight, initial_tails]);
-    let grad_outputs = contiguous(grad_outputs);
     let call = Call::new(&x, &weight, plan, settings);
-    let dtypes = [elem(x.dtype), elem(weight.dtype)];
-    let tails = with_outgoing(initial_tails.clone(), grad_tails, plan);
-
-    let grad_x = empty(&x, x.meta.shape().clone(), x.dtype);
-    let blocks = plan.rows().div_ceil(backward::BLOCK_ROWS);
     let taps = plan.kernel_size();
-    let grad_weight = empty(&x, [blocks, call.channels * taps], DType::F32);
-    for (part, channels) in settings.parts() {
-        let (groups, columns) = call.groups(channels.len());
-        let (count, dim) = cubes(&call.client, columns * blocks, groups.units);
-        let offsets = call.list(ConvolutionList::RowReaderOffsets);
-        let readers = call.list(ConvolutionList::RowReaders);
-        // SAFETY: as in the forward pass.
-        unsafe {
-            backward::convolution_kernel::launch_unchecked(
-                &call.client,
-                count,
-                dim,
-                address_type(&[&x, &grad_weight]),
-                call.vector,
-                x.clone().into_buffer_arg(),
-                weight.clone().into_buffer_arg(),
-                tails.clone().into_buffer_arg(),
-                grad_outputs[part].clone().into_buffer_arg(),
-                call.lists.buffer(),
-                grad_x.clone().into_buffer_arg(),
-                grad_weight.clone().into_buffer_arg(),
-                call.sizes(&channels),
-                ReaderListsLaunch::new(offsets, readers),
-                groups,
-                call.convolution,
-                dtypes,
-            );
-        }
+    let blocks = plan.rows().div_ceil(backward::BLOCK_ROWS);
+    let n_parts = plan.parts().offsets.len() - 1;
+    let backward = Backward {
+        tails: with_outgoing(initial_tails.clone(), grad_tails, plan),
+        grad_outputs: contiguous(grad_outputs),
+        sums: empty(&x, [blocks * taps + n_parts, call.channels], DType::F32),
+        first_part: blocks * taps,
+        x,
+        weight,
+        call,
+    };
+    if n_parts > 0 {
+        backward.sum_parts(n_parts);
     }
-    let grad_weight = reshape(
-        column_sum(grad_weight, weight.dtype),
-        Shape::new([call.channels, taps]),
-    );
+    let grad_x = backward.rows(blocks);
     let grad_tails = match plan.tail_rows() {
         0 => initial_tails,
-        _ => tail_gradients(&call, &x, &weight, &tails, &grad_outputs),
+        positions => backward.tails(positions),
     };
+    let shape = [blocks, backward.call.channels * taps];
+    let grad_weight = column_sum(backward.sums, shape, backward.weight.dtype);
+    let grad_weight = reshape(grad_weight, Shape::new([backward.call.channels, taps]));
     (grad_x, grad_weight, grad_tails)
 }
 
@@ -269,41 +249,128 @@ fn with_outgoing(
     }
 }
 
-fn tail_gradients(
-    call: &Call,
-    x: &CubeTensor,
-    weight: &CubeTensor,
-    tails: &CubeTensor,
-    grad_outputs: &[CubeTensor; 3],
-) -> CubeTensor {
-    let positions = call.plan.tail_rows();
-    let grad_tails = empty(x, [positions, call.channels], x.dtype);
-    for (part, channels) in call.settings.parts() {
-        let total = positions * channels.len() / call.vector;
-        let (count, dim) = units(&call.client, total);
-        let offsets = call.list(ConvolutionList::TailReaderOffsets);
-        let readers = call.list(ConvolutionList::TailReaders);
-        // SAFETY: as in the forward pass.
-        unsafe {
-            backward::tails_kernel::launch_unchecked(
-                &call.client,
-                count,
-                dim,
-                call.address_type,
-                call.vector,
-                x.clone().into_buffer_arg(),
-                weight.clone().into_buffer_arg(),
-                tails.clone().into_buffer_arg(),
-                grad_outputs[part].clone().into_buffer_arg(),
-                call.lists.buffer(),
-                grad_tails.clone().into_buffer_arg(),
-                call.sizes(&channels),
-                ReaderListsLaunch::new(offsets, readers),
-                total,
-                call.convolution,
-                [elem(x.dtype), elem(weight.dtype)],
-            );
+/// The launches of a backward pass.
+struct Backward<'a> {
+    call: Call<'a>,
+    x: CubeTensor,
+    weight: CubeTensor,
+    /// See [`with_outgoing`].
+    tails: CubeTensor,
+    grad_outputs: [CubeTensor; 3],
+    /// `[blocks, C, K]` of weights, then `[parts, C]` of lists of readers.
+    sums: CubeTensor,
+    first_part: usize,
+}
+
+impl Backward<'_> {
+    fn readers(&self, offsets: ConvolutionList, readers: ConvolutionList) -> ReaderListsLaunch {
+        let [offsets, readers] = [offsets, readers].map(|list| self.call.list(list));
+        ReaderListsLaunch::new(offsets, readers, self.first_part)
+    }
+
+    fn address_type(&self) -> AddressType {
+        address_type(&[&self.x, &self.weight, &self.sums])
+    }
+
+    fn dtypes(&self) -> [ElemType; 2] {
+        [elem(self.x.dtype), elem(self.weight.dtype)]
+    }
+
+    fn sum_parts(&self, n_parts: usize) {
+        for (part, channels) in self.call.settings.parts() {
+            let total = n_parts * channels.len() / self.call.vector;
+            let (count, dim) = units(&self.call.client, total);
+            // SAFETY: as in the forward pass.
+            unsafe {
+                backward::parts_kernel::launch_unchecked(
+                    &self.call.client,
+                    count,
+                    dim,
+                    self.address_type(),
+                    self.call.vector,
+                    self.x.clone().into_buffer_arg(),
+                    self.weight.clone().into_buffer_arg(),
+                    self.tails.clone().into_buffer_arg(),
+                    self.grad_outputs[part].clone().into_buffer_arg(),
+                    self.call.lists.buffer(),
+                    self.sums.clone().into_buffer_arg(),
+                    self.call.sizes(&channels),
+                    self.readers(ConvolutionList::PartOffsets, ConvolutionList::PartReaders),
+                    total,
+                    self.call.convolution,
+                    self.dtypes(),
+                );
+            }
         }
     }
-    grad_tails
+
+    /// The gradient of `x`, and those of the weights by block of rows.
+    fn rows(&self, blocks: usize) -> CubeTensor {
+        let grad_x = empty(&self.x, self.x.meta.shape().clone(), self.x.dtype);
+        for (part, channels) in self.call.settings.parts() {
+            let (groups, columns) = self.call.groups(channels.len());
+            let (count, dim) = cubes(&self.call.client, columns * blocks, groups.units);
+            // SAFETY: as in the forward pass.
+            unsafe {
+                backward::convolution_kernel::launch_unchecked(
+                    &self.call.client,
+                    count,
+                    dim,
+                    self.address_type(),
+                    self.call.vector,
+                    self.x.clone().into_buffer_arg(),
+                    self.weight.clone().into_buffer_arg(),
+                    self.tails.clone().into_buffer_arg(),
+                    self.grad_outputs[part].clone().into_buffer_arg(),
+                    self.call.lists.buffer(),
+                    grad_x.clone().into_buffer_arg(),
+                    self.sums.clone().into_buffer_arg(),
+                    self.call.sizes(&channels),
+                    self.readers(
+                        ConvolutionList::RowReaderOffsets,
+                        ConvolutionList::RowReaders,
+                    ),
+                    groups,
+                    self.call.convolution,
+                    self.dtypes(),
+                );
+            }
+        }
+        grad_x
+    }
+
+    /// The gradient of the incoming tails.
+    fn tails(&self, positions: usize) -> CubeTensor {
+        let grad_tails = empty(&self.x, [positions, self.call.channels], self.x.dtype);
+        for (part, channels) in self.call.settings.parts() {
+            let total = positions * channels.len() / self.call.vector;
+            let (count, dim) = units(&self.call.client, total);
+            // SAFETY: as in the forward pass.
+            unsafe {
+                backward::tails_kernel::launch_unchecked(
+                    &self.call.client,
+                    count,
+                    dim,
+                    self.address_type(),
+                    self.call.vector,
+                    self.x.clone().into_buffer_arg(),
+                    self.weight.clone().into_buffer_arg(),
+                    self.tails.clone().into_buffer_arg(),
+                    self.grad_outputs[part].clone().into_buffer_arg(),
+                    self.call.lists.buffer(),
+                    self.sums.clone().into_buffer_arg(),
+                    grad_tails.clone().into_buffer_arg(),
+                    self.call.sizes(&channels),
+                    self.readers(
+                        ConvolutionList::TailReaderOffsets,
+                        ConvolutionList::TailReaders,
+                    ),
+                    total,
+                    self.call.convolution,
+                    self.dtypes(),
+                );
+            }
+        }
+        grad_tails
+    }
 }
