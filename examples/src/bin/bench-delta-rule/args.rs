@@ -60,7 +60,7 @@ pub struct Args {
     /// Measurements of which the median is taken.
     #[arg(long, default_value_t = 5)]
     pub samples: usize,
-    /// Runs of one measurement.
+    /// Runs of one measurement; of layers always one.
     #[arg(long, default_value_t = 10)]
     pub runs: usize,
     /// Key heads that are checked, with all value heads that use them, against a computation in f64;

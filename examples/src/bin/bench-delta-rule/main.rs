@@ -104,6 +104,11 @@ fn run(args: &Args) -> Result<()> {
     }
     for layer in &args.layers {
         for &dtype in &args.dtypes {
+            // A layer keeps the device busy for long enough by itself.
+            let repetitions = Repetitions {
+                runs: 1,
+                ..repetitions
+            };
             let measured = layer.measure(args.layer_length, dtype.dtype(), &device, repetitions)?;
             println!("{}", report::layer_line(&measured));
             results.layers.push(measured);
