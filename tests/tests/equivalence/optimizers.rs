@@ -6,7 +6,7 @@ use burn::tensor::DType;
 use burn_tree_train::sft_loss;
 use proptest::prelude::*;
 use tree_pack::{Aggregation, LossForm, Objective};
-use tree_training_examples::qwen3::Qwen3Config;
+use tree_training_examples::qwen3::{LayerType, Qwen3Config};
 use tree_training_tests::device::{autodiff_device, test_dtypes};
 use tree_training_tests::forest::{Forest, ForestShape, cases, forests};
 use tree_training_tests::models::{dense_config, hybrid_config, moe_config, random_model};
@@ -22,9 +22,15 @@ const STEPS: usize = 4;
 ///
 /// The gradients of each step agree to 1e-4 (f32) and 1e-10 (f64). Four steps add their errors, and
 /// each is computed from parameters that already differ; AdamW divides by the gradient's own size,
-/// so that entries near zero lose precision: one more digit.
-fn tolerance(dtype: DType, adaptive: bool) -> f64 {
-    match (dtype, adaptive) {
+/// so that entries near zero lose precision: one more digit. So do recurrent layers in f32: what
+/// moves the projection of their decay is a small difference of what the states' ends do, and a
+/// state carries the rounding of every token of its path.
+fn tolerance(config: &Qwen3Config, dtype: DType, adaptive: bool) -> f64 {
+    let recurrent = config
+        .layer_types
+        .iter()
+        .any(|layer| matches!(layer, LayerType::LinearAttention(_)));
+    match (dtype, adaptive || recurrent) {
         (DType::F64, false) => 1e-9,
         (DType::F64, true) => 1e-8,
         (_, false) => 5e-4,
@@ -65,7 +71,7 @@ fn check(
         let weights = prediction_weights(&trajectories, objective, aggregation);
         let separate = separate_step(&separate_model, &trajectories, &weights, dtype, &device);
         let difference = (packed.loss - separate.loss).abs() / (1.0 + separate.loss);
-        let allowed = tolerance(dtype, adaptive);
+        let allowed = tolerance(config, dtype, adaptive);
         assert!(
             difference <= allowed,
             "step {index}: loss differs by {difference:e}"
@@ -76,7 +82,7 @@ fn check(
     let start = NamedTensors::parameters(&start);
     let moved = |model| NamedTensors::parameters(model).minus(&start);
     let tolerance = Tolerance {
-        relative: tolerance(dtype, adaptive),
+        relative: tolerance(config, dtype, adaptive),
         floor: 1e-2,
         exact_zeros: false,
     };
@@ -122,13 +128,15 @@ proptest! {
         }
     }
 
+    /// Small steps: gradients through the norms of a random recurrent layer are so large that others
+    /// throw the model far away, where f32 has no digits left to compare.
     #[test]
     fn hybrid(
         steps in prop::collection::vec(forests(ForestShape::default()), STEPS),
         packing in Packing::strategy(),
     ) {
         for dtype in test_dtypes() {
-            check(&hybrid_config(VOCABULARY), &steps, packing, sgd, 0.05, false, dtype);
+            check(&hybrid_config(VOCABULARY), &steps, packing, sgd, 1e-3, false, dtype);
             check(&hybrid_config(VOCABULARY), &steps, packing, adamw, 3e-3, true, dtype);
         }
     }
