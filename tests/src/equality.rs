@@ -84,15 +84,16 @@ pub fn step_setups() -> impl Strategy<Value = StepSetup> {
 /// layers alone are held to 2e-5, see `gated_delta_rule`.) In f64 the sums of this size have rounding
 /// errors of 1e-14.
 pub fn bars(dtype: DType) -> (f64, Tolerance) {
-    let (log_prob, relative) = match dtype {
-        DType::F64 => (1e-10, 1e-10),
-        _ => (1e-5, 1e-4),
+    let (log_prob, relative, floor) = match dtype {
+        DType::F64 => (1e-10, 1e-10, 1e-3),
+        // Of the whole gradient, 1e-6: sums in another order differ by some roundings of 1e-7.
+        _ => (1e-5, 1e-4, 1e-2),
     };
     (
         log_prob,
         Tolerance {
             relative,
-            floor: 1e-3,
+            floor,
             exact_zeros: false,
         },
     )
