@@ -308,12 +308,14 @@ impl TreeRecurrence {
     }
 
     /// Whether a row of the flattened batch is padding.
+    ///
+    /// # Panics
+    /// If there is no such row.
     pub fn is_padding(&self, row: usize) -> bool {
         self.0.tree.is_padding(row)
     }
 
     /// Whether there is padding.
-    #[cfg(feature = "cubecl-backend")]
     pub(crate) fn has_padding(&self) -> bool {
         let layouts = &self.0.tree.layouts;
         layouts.iter().map(Range::len).sum::<usize>() < self.rows()

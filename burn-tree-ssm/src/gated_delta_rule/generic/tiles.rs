@@ -84,7 +84,6 @@ impl<B: Backend> Tiles<B> {
                 }
             }
         }
-        let padded = (0..recurrence.rows()).any(|row| recurrence.is_padding(row));
         let indices = |values: Vec<i32>| {
             let length = values.len();
             B::int_from_data(TensorData::new(values, [length]), device)
@@ -104,7 +103,7 @@ impl<B: Backend> Tiles<B> {
             dtype,
             rows: indices(rows),
             tile_rows: indices(tile_rows),
-            padded,
+            padded: recurrence.has_padding(),
         }
     }
 

@@ -105,7 +105,7 @@ impl<'a> Pass<'a> {
         let near = &inputs.value;
         let square = || empty(near, [rows, value_heads, ROWS], near.dtype);
         // Rows of padding are written by no kernel.
-        let padding = (0..recurrence.rows()).any(|row| recurrence.is_padding(row));
+        let padding = recurrence.has_padding();
         let shape = near.meta.shape.clone();
         let output = match padding {
             true => zeros(near, shape, near.dtype),
