@@ -4,12 +4,12 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::tile::{
-    Order, Quad, SQUARE_LANES, SQUARE_LEN, TILE, add_product, add_product_of_square,
-    add_product_with_tile, block_column, block_row, new_stage, part, put, read, write, zeros,
+    Order, Quad, SQUARE_LANES, SQUARE_LEN, TILE, add_product, add_product_with_tile, block_column,
+    block_row, new_stage, part, put, read, write, write_product_of_square, zeros,
 };
 use super::window::{
-    Problem, decay, head_key_rows, key_rows, load_gates, value_rows, window_at, window_of_cube,
-    window_state,
+    Problem, head_key_rows, key_rows, load_gates, scale_by_decays, value_rows, window_at,
+    window_of_cube, window_state,
 };
 
 /// What the outputs of a window add to the gradients of its updates: `P^T dO`. One cube for each
@@ -35,8 +35,6 @@ pub(super) fn update_gradients<E: Float>(
     let values = value_rows(&problem, &window);
     let mut stage = new_stage(SQUARE_LANES);
     let mut square = Shared::<[Quad]>::new_slice(SQUARE_LEN);
-    let row = block_row(SQUARE_LANES);
-    let column = block_column(SQUARE_LANES);
 
     let mut block = zeros(4usize);
     add_product::<E, E>(
@@ -50,35 +48,17 @@ pub(super) fn update_gradients<E: Float>(
         &mut stage,
         &mut block,
     );
-    #[unroll]
-    for r in 0..4usize {
-        let mut quad = block[r];
-        #[unroll]
-        for c in 0..4usize {
-            let value = scale * decay(&gates, column + c, row + r) * quad.extract(c);
-            quad.insert(c, value);
-        }
-        block[r] = quad;
-    }
+    scale_by_decays(&mut block, &gates, scale, true);
     put(&block, 0usize, &mut square, SQUARE_LANES);
-    let mut from = 0usize;
-    while from < values.columns {
-        let mut block = zeros(4usize);
-        let operand = part(&values, 0usize, from);
-        add_product_of_square::<E>(
-            &square,
-            grad_output,
-            &operand,
-            window.rows,
-            &mut stage,
-            &mut block,
-        );
-        #[unroll]
-        for r in 0..4usize {
-            write::<E>(block[r], grad_updates, &values, row + r, from + column);
-        }
-        from += TILE;
-    }
+    write_product_of_square::<E, E>(
+        &square,
+        grad_output,
+        &values,
+        window.rows,
+        &mut stage,
+        grad_updates,
+        &values,
+    );
 }
 
 /// What a window adds to the gradient of the state before it, apart from what comes from the state

@@ -5,10 +5,10 @@ use cubecl::prelude::*;
 
 use super::tile::{
     Order, Quad, SQUARE_LANES, SQUARE_LEN, TILE, add_product, add_product_of_square, block_column,
-    block_row, new_stage, part, put, read, write, zeros,
+    block_row, new_stage, part, put, read, write, write_product_of_square, zeros,
 };
 use super::window::{
-    Problem, decay, head_key_rows, inverse_rows, key_rows, load_gates, sees, value_rows,
+    Problem, head_key_rows, inverse_rows, key_rows, load_gates, scale_by_decays, sees, value_rows,
     window_of_cube, window_state,
 };
 
@@ -145,37 +145,11 @@ pub(super) fn window_operators<E: Float>(
         }
         from += TILE;
     }
-    #[unroll]
-    for r in 0..4usize {
-        let mut quad = factors[r];
-        #[unroll]
-        for c in 0..4usize {
-            let value = quad.extract(c) * decay(&gates, row + r, column + c);
-            quad.insert(c, value);
-        }
-        factors[r] = quad;
-    }
+    scale_by_decays(&mut factors, &gates, 1.0f32, false);
     sync_cube();
     put(&factors, 0usize, &mut square, SQUARE_LANES);
     let values = value_rows(&problem, &window);
-    let mut from = 0usize;
-    while from < values.columns {
-        let mut block = zeros(4usize);
-        let operand = part(&values, 0usize, from);
-        add_product_of_square::<E>(
-            &square,
-            value,
-            &operand,
-            window.rows,
-            &mut stage,
-            &mut block,
-        );
-        #[unroll]
-        for r in 0..4usize {
-            write::<E>(block[r], u, &values, row + r, from + column);
-        }
-        from += TILE;
-    }
+    write_product_of_square::<E, E>(&square, value, &values, window.rows, &mut stage, u, &values);
 }
 
 /// `O = e^G Q H + P U` with `P = E . (Q K^T)`, `Q` scaled, `H` the state before the window. One
@@ -218,16 +192,7 @@ pub(super) fn window_output<E: Float>(
         &mut stage,
         &mut block,
     );
-    #[unroll]
-    for r in 0..4usize {
-        let mut quad = block[r];
-        #[unroll]
-        for c in 0..4usize {
-            let value = scale * decay(&gates, row + r, column + c) * quad.extract(c);
-            quad.insert(c, value);
-        }
-        block[r] = quad;
-    }
+    scale_by_decays(&mut block, &gates, scale, false);
     put(&block, 0usize, &mut square, SQUARE_LANES);
     let mut from = 0usize;
     while from < values.columns {

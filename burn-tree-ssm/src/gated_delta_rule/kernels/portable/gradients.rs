@@ -14,11 +14,11 @@ use cubecl::prelude::*;
 use super::tile::{
     Order, Quad, SQUARE_LANES, SQUARE_LEN, SQUARE_STRIDE, TILE, UNIT_ROWS, add_product,
     add_product_of_square, block_column, block_row, is_first, new_stage, part, put, read,
-    sum_columns, sum_rows, transposed, write, zeros,
+    sum_columns, sum_rows, transposed, write, write_product_of_square, zeros,
 };
 use super::window::{
     GRAD_BETA, GRAD_SUM, Problem, Window, decay, gate_index, head_key_rows, inverse_rows, key_rows,
-    load_gates, value_rows, window_of_cube, window_state,
+    load_gates, scale_by_decays, value_rows, window_of_cube, window_state,
 };
 
 /// `X = Tg^T dU`, in place of `dU`, the gradient `diag(beta) X` of the values, and what
@@ -131,16 +131,7 @@ pub(super) fn query_gradients<E: Float>(
         &mut stage,
         &mut block,
     );
-    #[unroll]
-    for r in 0..4usize {
-        let mut quad = block[r];
-        #[unroll]
-        for c in 0..4usize {
-            let value = scale * decay(&gates, row + r, column + c) * quad.extract(c);
-            quad.insert(c, value);
-        }
-        block[r] = quad;
-    }
+    scale_by_decays(&mut block, &gates, scale, false);
     put(&block, 0usize, &mut square, SQUARE_LANES);
 
     let targets = head_key_rows(&problem, &window);
@@ -269,17 +260,15 @@ pub(super) fn key_gradients_of_pairs<E: Float>(
             square[(column + r) * SQUARE_STRIDE + row / 4] = mirrored[r];
         }
     }
-    let mut from = 0usize;
-    while from < keys.columns {
-        let mut block = zeros(4usize);
-        let operand = part(&keys, 0usize, from);
-        add_product_of_square::<E>(&square, key, &operand, window.rows, &mut stage, &mut block);
-        #[unroll]
-        for r in 0..4usize {
-            write::<f32>(block[r], grad_key, &targets, row + r, from + column);
-        }
-        from += TILE;
-    }
+    write_product_of_square::<E, f32>(
+        &square,
+        key,
+        &keys,
+        window.rows,
+        &mut stage,
+        grad_key,
+        &targets,
+    );
 
     // Rows j, columns i of P: its transpose.
     let mut grads = zeros(4usize);

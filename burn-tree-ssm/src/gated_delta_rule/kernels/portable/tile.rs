@@ -358,6 +358,33 @@ pub(super) fn put(
     }
 }
 
+/// Stores the product of a square tile in shared memory with `depth` rows of a matrix, all of whose
+/// columns the target has, too.
+#[cube]
+pub(super) fn write_product_of_square<R: Float, O: Float>(
+    left: &Shared<[Quad]>,
+    right: &[R],
+    right_matrix: &Matrix,
+    depth: usize,
+    stage: &mut Stage,
+    target: &mut [O],
+    target_matrix: &Matrix,
+) {
+    let row = block_row(SQUARE_LANES);
+    let column = block_column(SQUARE_LANES);
+    let mut from = 0usize;
+    while from < right_matrix.columns {
+        let mut block = zeros(4usize);
+        let operand = part(right_matrix, 0usize, from);
+        add_product_of_square::<R>(left, right, &operand, depth, stage, &mut block);
+        #[unroll]
+        for r in 0..4usize {
+            write::<O>(block[r], target, target_matrix, row + r, from + column);
+        }
+        from += TILE;
+    }
+}
+
 /// The block with rows and columns exchanged.
 #[cube]
 pub(super) fn transposed(block: &Array<Quad>) -> Array<Quad> {

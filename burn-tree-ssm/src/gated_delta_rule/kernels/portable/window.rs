@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::tile::{Matrix, TILE};
+use super::tile::{Matrix, Quad, SQUARE_LANES, TILE, block_column, block_row};
 
 /// Not a slot.
 pub(super) const NOWHERE: u32 = u32::MAX;
@@ -281,4 +281,32 @@ pub(super) fn decay(gates: &Gates, row: usize, ancestor: usize) -> f32 {
         factor = (gates.sums[row] - gates.sums[ancestor]).exp();
     }
     factor
+}
+
+/// Multiplies the unit's block of a tile of pairs of rows by `scale` and by what is left at each
+/// pair's row of what was at its column, or the other way round if `transposed`.
+#[cube]
+pub(super) fn scale_by_decays(
+    block: &mut Array<Quad>,
+    gates: &Gates,
+    scale: f32,
+    #[comptime] transposed: bool,
+) {
+    let row = block_row(SQUARE_LANES);
+    let column = block_column(SQUARE_LANES);
+    #[unroll]
+    for r in 0..4usize {
+        let mut quad = block[r];
+        #[unroll]
+        for c in 0..4usize {
+            let factor = if comptime!(transposed) {
+                decay(gates, column + c, row + r)
+            } else {
+                decay(gates, row + r, column + c)
+            };
+            let value = scale * factor * quad.extract(c);
+            quad.insert(c, value);
+        }
+        block[r] = quad;
+    }
 }
