@@ -305,8 +305,6 @@ fn long_lists_of_readers_are_cut_into_parts() {
     assert_eq!(plan.parts().offsets.last(), Some(&399));
 }
 
-/// Forests by name, the windows that they are cut into in order of rows (as lengths), and the
-/// lengths of the paths of each level.
 /// A forest by name, the windows that it is cut into in order of rows (as lengths), and the lengths
 /// of the paths of each level.
 type Cut = (
@@ -511,4 +509,5 @@ fn arguments_that_do_not_fit_are_named() {
         fine().convolution(0).unwrap_err().to_string(),
         "a convolution kernel of size 0 over 8 rows, expected a size of at least 1 and lists of at most 2^31 - 1 numbers"
     );
+    assert!(fine().convolution(usize::MAX).is_err());
 }

@@ -48,12 +48,14 @@ impl ConvolutionPlan {
         let refuse = RecurrenceError::KernelSize { kernel_size, rows };
         let above = kernel_size.checked_sub(1).ok_or(refuse.clone())?;
         let (states, requested) = (tree.n_initial_states(), recurrence.requested_rows());
-        let largest = [rows, requested.len(), states]
-            .iter()
-            .try_fold(1usize, |sum, count| {
-                count.checked_mul(kernel_size + 1)?.checked_add(sum)
-            })
-            .and_then(|sum| sum.checked_mul(kernel_size + 2));
+        let largest = kernel_size.checked_add(2).and_then(|readers| {
+            [rows, requested.len(), states]
+                .iter()
+                .try_fold(1usize, |sum, count| {
+                    count.checked_mul(readers - 1)?.checked_add(sum)
+                })
+                .and_then(|sum| sum.checked_mul(readers))
+        });
         if largest.is_none_or(|number| number > i32::MAX as usize) {
             return Err(refuse);
         }

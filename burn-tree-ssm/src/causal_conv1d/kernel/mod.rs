@@ -59,6 +59,7 @@ impl<'a> Call<'a> {
     fn new(
         x: &CubeTensor,
         weight: &CubeTensor,
+        initial_tails: &CubeTensor,
         plan: &'a ConvolutionPlan,
         settings: ConvolutionSettings,
     ) -> Self {
@@ -82,7 +83,7 @@ impl<'a> Call<'a> {
             },
             vector: vector.min(VECTOR),
             channels: x.meta.shape()[1],
-            address_type: address_type(&[x, weight]),
+            address_type: address_type(&[x, weight, initial_tails]),
             client,
         }
     }
@@ -132,7 +133,7 @@ pub(crate) fn forward(
     settings: ConvolutionSettings,
 ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
     let [x, weight, initial_tails] = contiguous([x, weight, initial_tails]);
-    let call = Call::new(&x, &weight, plan, settings);
+    let call = Call::new(&x, &weight, &initial_tails, plan, settings);
     let dtypes = [elem(x.dtype), elem(weight.dtype)];
     // Parts without channels are not read.
     let mut outputs = [0; 3].map(|_| empty(&x, [1, 1], x.dtype));
@@ -181,7 +182,7 @@ fn requested_tails(call: &Call, x: &CubeTensor, initial_tails: CubeTensor) -> Cu
                 &call.client,
                 count,
                 dim,
-                call.address_type,
+                call.address_type.max(address_type(&[&tails])),
                 call.vector,
                 x.clone().into_buffer_arg(),
                 initial_tails.into_buffer_arg(),
@@ -209,7 +210,7 @@ pub(crate) fn backward(
     settings: ConvolutionSettings,
 ) -> (CubeTensor, CubeTensor, CubeTensor) {
     let [x, weight, initial_tails] = contiguous([x, weight, initial_tails]);
-    let call = Call::new(&x, &weight, plan, settings);
+    let call = Call::new(&x, &weight, &initial_tails, plan, settings);
     let taps = plan.kernel_size();
     let blocks = plan.rows().div_ceil(backward::BLOCK_ROWS);
     let n_parts = plan.parts().offsets.len() - 1;
@@ -269,7 +270,7 @@ impl Backward<'_> {
     }
 
     fn address_type(&self) -> AddressType {
-        address_type(&[&self.x, &self.weight, &self.sums])
+        address_type(&[&self.x, &self.weight, &self.tails, &self.sums])
     }
 
     fn dtypes(&self) -> [ElemType; 2] {
