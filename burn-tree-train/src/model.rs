@@ -35,7 +35,8 @@ impl BlockContext {
     }
 
     /// The same context with another recurrence: one whose trees start from states of rows computed
-    /// before, or of which states are requested.
+    /// before, or of which states are requested. It must be that of the same layouts: attention goes
+    /// by the mask, and only the shapes are compared.
     pub fn with_recurrence(self, recurrence: TreeRecurrence) -> Self {
         Self {
             recurrence: Arc::new(recurrence.into()),
@@ -48,7 +49,8 @@ impl BlockContext {
     ///
     /// # Panics
     ///
-    /// If the layouts of the batch contradict themselves, or the batch has no rows.
+    /// If the layouts of the batch contradict themselves, or the batch has no rows, or more than can
+    /// be indexed.
     pub fn recurrence(&self) -> &TreeRecurrence {
         self.recurrence.get_or_init(|| {
             let [_, rows] = self.position_ids.dims();

@@ -52,6 +52,10 @@ pub struct SplitCausalConv1dOutput {
 /// dtype of `x`, the weight may have another. Differentiable in all tensors; gradients arrive
 /// through `output` and `tails`, and are summed in a fixed order.
 ///
+/// `initial_tails` must be given exactly if the recurrence names any. CubeCL runtimes have kernels
+/// for f32, f16 and bf16 and for at most 8 taps; what they do not take, and other backends, run
+/// Burn's primitives (`tracing` says which, target `burn_tree_ssm`, level debug).
+///
 /// Dao and Gu, *Mamba* (2023), for sequences; the tree form keeps the raw input of tokens before a
 /// branching, not their output.
 ///

@@ -25,7 +25,9 @@ pub use error::GatedDeltaRuleError;
 /// Which implementation of the gated delta rule runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GatedDeltaRuleImplementation {
-    /// The fastest that the device, the dtype and the head dimensions allow.
+    /// The fastest that the device, the dtype and the head dimensions allow: on CubeCL runtimes
+    /// accelerated kernels, else portable ones, else Burn's operations with a warning; Flex's own on
+    /// Flex; Burn's operations elsewhere.
     #[default]
     Automatic,
     /// Burn's own operations, all windows of a kind at a time: runs on every backend.
@@ -75,14 +77,17 @@ pub struct GatedDeltaRuleOutput {
 /// * `value`: `[B, N, HV, DV]`, `HV` a multiple of `HK`: value head `h` uses query and key head
 ///   `h / (HV / HK)`
 /// * `log_decay`: `[B, N, HV]` the `g` of the equations, in f32 (f64 if the value is): in less,
-///   slow decays are lost
+///   slow decays are lost. Finite, and of moderate size: decays are exponentials of differences of
+///   its sums over at most a window, so that the error of each is about `2^-24` of the magnitude
+///   summed there. To forget a state, start a root, not a token with an enormous decay
 /// * `beta`: `[B, N, HV]` in any of the supported dtypes
 /// * `recurrence`: for `B` rows of `N`
 /// * `initial_states`: `[G, HV, DK, DV]` in f32 (f64), the `S_p` of the roots that start from one;
 ///   exactly if the recurrence names any
 ///
 /// Query, key and value share one of f64, f32, f16, bf16; states and sums are kept in f32 (f64 for
-/// f64). Padding gives exact zeros and passes no gradient. Differentiable in all tensors; so are
+/// f64). All inputs must be finite: siblings and small trees may share a window, and with it a NaN.
+/// Padding gives exact zeros and passes no gradient. Differentiable in all tensors; so are
 /// the states that are returned.
 ///
 /// # Panics

@@ -23,6 +23,9 @@ use crate::{ArgumentError, TreeSsmOps};
 /// shares, before it is multiplied by the weight, which may have another. `silu(z) = z / (1 + e^-z)`.
 /// Differentiable in all tensors; the gradient of the weight is summed in a fixed order.
 ///
+/// CubeCL runtimes have kernels for f32, f16 and bf16, for rows that the units of a cube can hold;
+/// the rest runs Burn's primitives (`tracing` says which, target `burn_tree_ssm`, level debug).
+///
 /// # Panics
 /// With the text of the error if [`try_gated_rms_norm`] refuses the arguments.
 ///

@@ -173,7 +173,8 @@ impl GatedDeltaNet {
     /// Runs the layer on `x [B, N, hidden]`, from zero states or from those of `past`.
     ///
     /// # Panics
-    /// If `past` is that of a block with attention.
+    /// If `past` is that of a block with attention, or if it is given while the context's recurrence
+    /// names no initial states, or the other way round.
     pub fn forward(
         &self,
         x: Tensor<3>,
