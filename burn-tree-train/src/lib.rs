@@ -30,7 +30,9 @@ pub use lm_head::{
     LmHeadError, LmHeadOptions, TokenLogProbs, token_log_probs, try_token_log_probs,
 };
 pub use loss::sft_loss;
-pub use model::{BlockContext, BlockOutputs, BlockPast, RouterOutput, TreeModel};
+pub use model::{
+    BlockContext, BlockOutputs, BlockPast, RecurrenceMismatch, RouterOutput, TreeModel,
+};
 pub use ops::TreeTrainOps;
 pub use rms_norm::{rms_norm, zero_centered_rms_norm};
 pub use router_loss::{RouterLoad, load_balancing_loss};

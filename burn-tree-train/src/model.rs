@@ -4,8 +4,37 @@ use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{Int, Tensor};
 use burn_tree_attn::TreeMask;
-use burn_tree_ssm::TreeRecurrence;
+use burn_tree_ssm::{RecurrenceError, TreeRecurrence};
+use thiserror::Error;
 use tree_pack::{TreeBatch, TreeLayout};
+
+/// A recurrence is not that of the batch of a [`BlockContext`].
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RecurrenceMismatch {
+    /// Another number of rows.
+    #[error("the recurrence is for [B, N] = {found:?} rows, expected {expected:?} as in the batch")]
+    Shape {
+        /// `[B, N]` of the recurrence.
+        found: [usize; 2],
+        /// `[B, N]` of the batch.
+        expected: [usize; 2],
+    },
+    /// A row that continues another one.
+    #[error(
+        "row {row} of batch row {batch} has parent {found:?} in the recurrence, expected {expected:?} as in the layout (-1 at roots, None in padding)"
+    )]
+    Parent {
+        /// The batch row.
+        batch: usize,
+        /// The row in it.
+        row: usize,
+        /// Its parent in the recurrence, -1 at roots; `None` in padding.
+        found: Option<i32>,
+        /// Its parent in the layout.
+        expected: Option<i32>,
+    },
+}
 
 /// What every block of a forward pass shares.
 #[derive(Clone, Debug)]
@@ -34,28 +63,77 @@ impl BlockContext {
         }
     }
 
-    /// The same context with another recurrence: one whose trees start from states of rows computed
-    /// before, or of which states are requested. It must be that of the same layouts: attention goes
-    /// by the mask, and only the shapes are compared.
+    /// The same context with another recurrence of the same trees: one in which they start from
+    /// states of rows computed before, or of which states are requested.
+    ///
+    /// # Panics
+    /// If [`try_with_recurrence`](Self::try_with_recurrence) refuses the recurrence.
     pub fn with_recurrence(self, recurrence: TreeRecurrence) -> Self {
-        Self {
+        self.try_with_recurrence(recurrence)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`with_recurrence`](Self::with_recurrence).
+    ///
+    /// # Errors
+    /// If a row continues another row than in the layouts of the batch, or the shapes differ.
+    pub fn try_with_recurrence(
+        self,
+        recurrence: TreeRecurrence,
+    ) -> Result<Self, RecurrenceMismatch> {
+        self.check_parents(&recurrence)?;
+        Ok(Self {
             recurrence: Arc::new(recurrence.into()),
             ..self
+        })
+    }
+
+    fn check_parents(&self, recurrence: &TreeRecurrence) -> Result<(), RecurrenceMismatch> {
+        let expected = self.position_ids.dims();
+        let found = [recurrence.batch_size(), recurrence.row_length()];
+        if found != expected {
+            return Err(RecurrenceMismatch::Shape { found, expected });
         }
+        let length = recurrence.row_length();
+        for (index, &parent) in recurrence.parents().iter().enumerate() {
+            let (batch, row) = (index / length, index % length);
+            let in_batch_row = |parent: i32| (parent - (batch * length) as i32).max(-1);
+            let found = (!recurrence.is_padding(index)).then(|| in_batch_row(parent));
+            let expected = self.layouts[batch].parents.get(row).copied();
+            if found != expected {
+                return Err(RecurrenceMismatch::Parent {
+                    batch,
+                    row,
+                    found,
+                    expected,
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Who continues whom, for recurrent blocks. Built by the first of them and shared by all: a
     /// model with attention only does not pay for it.
     ///
     /// # Panics
+    /// If [`try_recurrence`](Self::try_recurrence) gives an error.
+    pub fn recurrence(&self) -> &TreeRecurrence {
+        self.try_recurrence()
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`recurrence`](Self::recurrence).
     ///
+    /// # Errors
     /// If the layouts of the batch contradict themselves, or the batch has no rows, or more than can
     /// be indexed.
-    pub fn recurrence(&self) -> &TreeRecurrence {
-        self.recurrence.get_or_init(|| {
-            let [_, rows] = self.position_ids.dims();
-            TreeRecurrence::from_layouts(&self.layouts, rows)
-        })
+    pub fn try_recurrence(&self) -> Result<&TreeRecurrence, RecurrenceError> {
+        if let Some(recurrence) = self.recurrence.get() {
+            return Ok(recurrence);
+        }
+        let [_, rows] = self.position_ids.dims();
+        let recurrence = TreeRecurrence::try_from_layouts(&self.layouts, rows)?;
+        Ok(self.recurrence.get_or_init(|| recurrence))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The operations against their definitions, on the device named by `BURN_DEVICE`.
 
+mod block_context;
 mod lm_head;
 mod norm_and_activation;
 mod rows_and_groups;

@@ -1,15 +1,14 @@
 //! States and convolutions of recurrent layers, in whole models.
 
 use burn::tensor::{DType, Device};
-use burn_tree_ssm::TreeRecurrence;
-use burn_tree_train::{BlockContext, sft_loss};
+use burn_tree_train::{BlockContext, TreeModel, sft_loss};
 use tree_pack::{Aggregation, LossForm, Objective, Pack, Trajectory, TreeBatch};
-use tree_training_examples::qwen3::Qwen3;
+use tree_training_examples::qwen3::{Mixer, Qwen3};
 use tree_training_tests::device::{autodiff_device, device, test_dtypes};
 use tree_training_tests::equality::{StepSetup, compare_step};
 use tree_training_tests::models::{hybrid_config, random_model, with_decay_rates};
 use tree_training_tests::packing::Packing;
-use tree_training_tests::step::{Batching, hidden_states, packed_step, sequence_layout};
+use tree_training_tests::step::{Batching, packed_step, sequence_layout};
 use tree_training_tests::tensors::NamedTensors;
 
 const VOCABULARY: usize = 17;
@@ -51,9 +50,23 @@ fn assert_packed_equals_separate(trajectories: &[Trajectory]) {
     }
 }
 
-/// Final hidden states of the rows of a batch, `[row][feature]`.
-fn hidden(model: &Qwen3, batch: &TreeBatch, context: &BlockContext) -> Vec<Vec<f32>> {
-    let hidden = hidden_states(model, batch.tokens.clone(), context);
+/// Final hidden states of the rows of a batch, `[row][feature]`, with a context for blocks with
+/// attention and one for recurrent blocks.
+fn hidden(
+    model: &Qwen3,
+    batch: &TreeBatch,
+    attention: &BlockContext,
+    recurrent: &BlockContext,
+) -> Vec<Vec<f32>> {
+    let mut x = model.embed(batch.tokens.clone(), attention);
+    for (index, block) in model.layers.iter().enumerate() {
+        let context = match block.mixer {
+            Mixer::GatedDeltaNet(_) => recurrent,
+            _ => attention,
+        };
+        x = model.block(index, x, context, None).0;
+    }
+    let hidden = model.final_norm(x);
     let size = hidden.dims()[2];
     let values: Vec<f32> = hidden.into_data().try_into_vec().expect("f32");
     values.chunks(size).map(<[f32]>::to_vec).collect()
@@ -65,14 +78,20 @@ fn distance(rows: &[Vec<f32>], others: &[Vec<f32>]) -> f32 {
     pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-fn alone(model: &Qwen3, tokens: &[u32], device: &Device) -> Vec<Vec<f32>> {
+/// The batch of one sequence.
+fn sequence_batch(tokens: &[u32], device: &Device) -> TreeBatch {
     let pack = Pack {
         layout: sequence_layout(tokens),
         padded_len: tokens.len(),
         ..Pack::default()
     };
-    let batch = TreeBatch::new(&[pack], device);
-    hidden(model, &batch, &BlockContext::new(&batch))
+    TreeBatch::new(&[pack], device)
+}
+
+fn alone(model: &Qwen3, tokens: &[u32], device: &Device) -> Vec<Vec<f32>> {
+    let batch = sequence_batch(tokens, device);
+    let context = BlockContext::new(&batch);
+    hidden(model, &batch, &context, &context)
 }
 
 /// A sibling and a tree behind another start from their parent's state and from nothing, not from
@@ -98,9 +117,9 @@ fn states_do_not_leak_between_siblings_or_trees() {
     let layout = &pack.layout;
     let batch = TreeBatch::new(std::slice::from_ref(&pack), &device);
     let context = BlockContext::new(&batch);
-    let packed = hidden(&model, &batch, &context);
-    let chain = TreeRecurrence::from_layouts(&[sequence_layout(&layout.tokens)], layout.len());
-    let leaking = hidden(&model, &batch, &context.with_recurrence(chain));
+    let packed = hidden(&model, &batch, &context, &context);
+    let chain = BlockContext::new(&sequence_batch(&layout.tokens, &device));
+    let leaking = hidden(&model, &batch, &context, &chain);
 
     for path in &paths {
         // The rows of the path in the pack: from the row of its last token upwards.
