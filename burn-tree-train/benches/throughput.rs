@@ -193,12 +193,15 @@ impl Bench<'_> {
             rows: integers((0..rows as i32).collect()),
             targets: integers((0..rows).map(|row| (row * 7919 % VOCAB) as i32).collect()),
             weights: Tensor::ones([rows], self.device),
+            multiplicities: Tensor::ones([rows], self.device),
             trajectories: integers(vec![0; rows]),
             token_indices: integers(vec![0; rows]),
             advantages: None,
             old_log_probs: None,
             ref_log_probs: None,
+            sampling_log_probs: None,
             host_rows: Arc::new((0..rows as u32).collect()),
+            host_trajectories: Arc::new(vec![0; rows]),
         };
         let head = self.random([VOCAB, HIDDEN]) * 0.02;
         let hidden = self.random([1, rows, HIDDEN]);

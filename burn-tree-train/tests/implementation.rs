@@ -27,12 +27,15 @@ fn run_all() {
         rows: integers([0, 2, 2]),
         targets: integers([4, 9, 0]),
         weights: Tensor::ones([3], &device()),
+        multiplicities: Tensor::ones([3], &device()),
         trajectories: integers([0; 3]),
         token_indices: integers([0; 3]),
         advantages: None,
         old_log_probs: None,
         ref_log_probs: None,
+        sampling_log_probs: None,
         host_rows: Arc::new(vec![0, 2, 2]),
+        host_trajectories: Arc::new(vec![0; 3]),
     };
     let head = numbers([10, 16], 3, DType::F32);
     let log_probs = token_log_probs(states, head, &occurrences, LmHeadOptions::default());

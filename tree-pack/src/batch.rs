@@ -35,6 +35,8 @@ pub struct OccurrenceBatch {
     pub targets: Tensor<1, Int>,
     /// `[n]` coefficients in the loss of the step.
     pub weights: Tensor<1>,
+    /// `[n]` number of original predictions that each entry stands for.
+    pub multiplicities: Tensor<1>,
     /// `[n]` trajectory index in the step.
     pub trajectories: Tensor<1, Int>,
     /// `[n]` index of the target in its trajectory.
@@ -45,8 +47,12 @@ pub struct OccurrenceBatch {
     pub old_log_probs: Option<Tensor<1>>,
     /// `[n]` reference log-probabilities, if any.
     pub ref_log_probs: Option<Tensor<1>>,
+    /// `[n]` log-probabilities of the inference engine, if any.
+    pub sampling_log_probs: Option<Tensor<1>>,
     /// Host copy of `rows`, from which the head plans its projection.
     pub host_rows: Arc<Vec<u32>>,
+    /// Host copy of `trajectories`, by which losses of whole trajectories plan their sums.
+    pub host_trajectories: Arc<Vec<u32>>,
 }
 
 impl TreeBatch {
@@ -188,7 +194,14 @@ impl OccurrenceBatch {
                     .collect(),
             )
         };
+        let host_trajectories: Vec<u32> = columns()
+            .flat_map(|columns| &columns.trajectories)
+            .copied()
+            .collect();
+        let multiplicities = columns().flat_map(|columns| &columns.multiplicities);
+        let multiplicities: Vec<f32> = multiplicities.map(|&count| count as f32).collect();
         Self {
+            multiplicities: floats(TensorData::new(multiplicities, [count])),
             rows: integers(host_rows.iter().map(|&row| row as i32).collect()),
             targets: as_i32(|columns| &columns.targets),
             weights: floats(TensorData::new(
@@ -205,7 +218,11 @@ impl OccurrenceBatch {
             ref_log_probs: optional("reference log-probs", |columns| {
                 columns.ref_log_probs.as_ref()
             }),
+            sampling_log_probs: optional("sampling log-probs", |columns| {
+                columns.sampling_log_probs.as_ref()
+            }),
             host_rows: Arc::new(host_rows),
+            host_trajectories: Arc::new(host_trajectories),
         }
     }
 }

@@ -44,6 +44,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod advantage;
 #[cfg(feature = "burn")]
 mod batch;
 mod counting_sort;
@@ -64,6 +65,7 @@ pub mod text;
 mod trajectory;
 mod writer;
 
+pub use advantage::{AdvantageError, AdvantageEstimator, RewardStats, assign_advantages};
 #[cfg(feature = "burn")]
 pub use batch::{OccurrenceBatch, TreeBatch, TreeBatcher};
 #[cfg(feature = "text")]

@@ -41,11 +41,15 @@ pub enum Aggregation {
     /// Mean over the tree tokens trained in some trajectory; only with [`Objective::Unique`],
     /// which in turn has no trajectory or occurrence means.
     UniqueMean,
+    /// `(1/R) sum_r (1/c) sum_t` with a constant `c`, the longest that a trajectory may be: the mean
+    /// over trajectories without the bias of `TrajectoryMean` towards short ones (Dr. GRPO).
+    ConstantLength(f64),
     /// Sum divided by a constant.
     Constant(f64),
 }
 
-/// The names of programs and files, in kebab case; a constant is `constant:1024`.
+/// The names of programs and files, in kebab case; constants are `constant:1024` and
+/// `constant-length:1024`.
 impl FromStr for Aggregation {
     type Err = ObjectiveError;
 
@@ -59,12 +63,16 @@ impl FromStr for Aggregation {
             "weighted-token-mean" => Self::WeightedTokenMean,
             "unique-mean" => Self::UniqueMean,
             _ => {
-                let number = text.strip_prefix("constant:").ok_or_else(unknown)?;
+                let (name, number) = text.split_once(':').ok_or_else(unknown)?;
                 let divisor: f64 = number.parse().map_err(|_| unknown())?;
                 if !(divisor.is_finite() && divisor > 0.0) {
                     return Err(unknown());
                 }
-                Self::Constant(divisor)
+                match name {
+                    "constant" => Self::Constant(divisor),
+                    "constant-length" => Self::ConstantLength(divisor),
+                    _ => return Err(unknown()),
+                }
             }
         })
     }
@@ -79,6 +87,7 @@ impl fmt::Display for Aggregation {
             Self::TokenMean => "token-mean",
             Self::WeightedTokenMean => "weighted-token-mean",
             Self::UniqueMean => "unique-mean",
+            Self::ConstantLength(divisor) => return write!(f, "constant-length:{divisor}"),
             Self::Constant(divisor) => return write!(f, "constant:{divisor}"),
         })
     }
@@ -134,7 +143,8 @@ pub enum ObjectiveError {
     /// Not the name of an aggregation.
     #[error(
         "aggregation {text:?}: expected sum, sep-avg, trajectory-mean, token-mean, \
-         weighted-token-mean, unique-mean, or constant: and a positive number, as in constant:1024"
+         weighted-token-mean, unique-mean, or constant: or constant-length: and a positive number, \
+         as in constant:1024"
     )]
     UnknownAggregation {
         /// What was given.
@@ -192,7 +202,9 @@ impl Coefficients {
             | Aggregation::WeightedTokenMean
                 if is_unique =>
             {
-                return Err(undefined("UniqueMean, Sum, SepAvg or Constant"));
+                return Err(undefined(
+                    "UniqueMean, Sum, SepAvg, Constant or ConstantLength",
+                ));
             }
             Aggregation::UniqueMean if !is_unique => return Err(undefined("TokenMean")),
             Aggregation::Sum => 1.0,
@@ -200,13 +212,17 @@ impl Coefficients {
             Aggregation::TokenMean => totals.trained_tokens as f64,
             Aggregation::WeightedTokenMean => totals.weighted_trained_tokens,
             Aggregation::UniqueMean => totals.unique_trained_tokens as f64,
+            Aggregation::ConstantLength(length) => totals.trajectories as f64 * length,
             Aggregation::Constant(denominator) => denominator,
         };
         // A step that trains nothing has a loss of 0, whatever its denominator.
         let trains_nothing = totals.trained_tokens == 0;
-        let is_constant = matches!(aggregation, Aggregation::Constant(_));
-        let usable = denominator.is_finite() && denominator > 0.0;
-        if !usable && (is_constant || !trains_nothing) {
+        let usable = |number: f64| number.is_finite() && number > 0.0;
+        let constant = match aggregation {
+            Aggregation::Constant(constant) | Aggregation::ConstantLength(constant) => constant,
+            _ => 1.0,
+        };
+        if !usable(constant) || !(usable(denominator) || trains_nothing) {
             return Err(ObjectiveError::Denominator {
                 aggregation,
                 denominator,
@@ -243,6 +259,7 @@ mod tests {
             Aggregation::UniqueMean,
             Aggregation::Constant(1024.0),
             Aggregation::Constant(0.5),
+            Aggregation::ConstantLength(4096.0),
         ] {
             assert_eq!(aggregation.to_string().parse(), Ok(aggregation));
         }

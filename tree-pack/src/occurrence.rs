@@ -18,16 +18,21 @@ pub struct Occurrences {
     pub targets: Vec<u32>,
     /// Coefficient of this negative log-likelihood in the loss of the whole step.
     pub weights: Vec<f64>,
+    /// Number of original predictions that the entry stands for: 1 unless several are merged.
+    /// Under [`Objective::Unique`] a tree token is one prediction.
+    pub multiplicities: Vec<u32>,
     /// Index of the trajectory in the step (the first one, where several are merged).
     pub trajectories: Vec<u32>,
     /// Index of the target in its trajectory.
     pub token_indices: Vec<u32>,
     /// Advantage, if the loss uses inputs and the trajectories carry one.
     pub advantages: Option<Vec<f32>>,
-    /// Log-probability under the policy that sampled the trajectory, if used and given.
+    /// Log-probability under the policy before the updates, if used and given.
     pub old_log_probs: Option<Vec<f32>>,
     /// Log-probability under the reference policy, if used and given.
     pub ref_log_probs: Option<Vec<f32>>,
+    /// Log-probability that the inference engine reported, if used and given.
+    pub sampling_log_probs: Option<Vec<f32>>,
 }
 
 impl Occurrences {
@@ -46,6 +51,7 @@ impl Occurrences {
             advantages: inputs.advantage.then(Vec::new),
             old_log_probs: inputs.old_log_prob.then(Vec::new),
             ref_log_probs: inputs.ref_log_prob.then(Vec::new),
+            sampling_log_probs: inputs.sampling_log_prob.then(Vec::new),
             ..Self::default()
         }
     }
@@ -54,12 +60,14 @@ impl Occurrences {
     fn fill_up(&mut self) {
         let length = self.rows.len();
         self.weights.resize(length, 0.0);
+        self.multiplicities.resize(length, 0);
         self.trajectories.resize(length, NOBODY);
         self.token_indices.resize(length, 0);
         let inputs = [
             &mut self.advantages,
             &mut self.old_log_probs,
             &mut self.ref_log_probs,
+            &mut self.sampling_log_probs,
         ];
         for column in inputs.into_iter().flatten() {
             column.resize(length, 0.0);
@@ -73,13 +81,14 @@ pub(crate) struct Inputs {
     pub advantage: bool,
     pub old_log_prob: bool,
     pub ref_log_prob: bool,
+    pub sampling_log_prob: bool,
 }
 
 /// The value of each input of an occurrence, `None` for those not carried.
-pub(crate) type InputValues = [Option<f32>; 3];
+pub(crate) type InputValues = [Option<f32>; 4];
 
 /// Names of [`InputValues`], as in JSON.
-pub(crate) const INPUT_NAMES: [&str; 3] = ["advantage", "old_logps", "ref_logps"];
+pub(crate) const INPUT_NAMES: [&str; 4] = ["advantage", "old_logps", "ref_logps", "sampling_logps"];
 
 impl Inputs {
     pub(crate) fn of(self, trajectory: &Trajectory, index: usize) -> InputValues {
@@ -92,6 +101,9 @@ impl Inputs {
                 .flatten(),
             self.ref_log_prob
                 .then(|| trajectory.ref_log_prob_of(index))
+                .flatten(),
+            self.sampling_log_prob
+                .then(|| trajectory.sampling_log_prob_of(index))
                 .flatten(),
         ]
     }
@@ -186,13 +198,15 @@ impl StepForest<'_> {
                 weight *= f64::from(trajectory.advantage_of(index).unwrap_or_default());
             }
             columns.weights[slot] += weight;
+            columns.multiplicities[slot] += 1;
             if columns.trajectories[slot] == NOBODY {
                 columns.trajectories[slot] = self.first_trajectory + number as u32;
                 columns.token_indices[slot] = index as u32;
-                let [advantage, old, reference] = rules.inputs.of(trajectory, index);
+                let [advantage, old, reference, sampling] = rules.inputs.of(trajectory, index);
                 set(&mut columns.advantages, slot, advantage);
                 set(&mut columns.old_log_probs, slot, old);
                 set(&mut columns.ref_log_probs, slot, reference);
+                set(&mut columns.sampling_log_probs, slot, sampling);
             }
             if !rules.merge {
                 slots[row - tree_start] += 1;

@@ -25,10 +25,15 @@ pub struct Trajectory {
     pub loss_mask: Vec<bool>,
     /// Advantage of the sampled tokens.
     pub advantage: Option<Advantage>,
-    /// `[T - 1]` log-probabilities under the sampling policy; entry `t` belongs to token `t + 1`.
+    /// `[T - 1]` log-probabilities under the policy before this round of updates, as the trainer
+    /// computes them; entry `t` belongs to token `t + 1`.
     pub old_log_probs: Option<Vec<f32>>,
     /// `[T - 1]` log-probabilities under the reference policy; entry `t` belongs to token `t + 1`.
     pub ref_log_probs: Option<Vec<f32>>,
+    /// `[T - 1]` log-probabilities that the inference engine reported while it sampled; entry `t`
+    /// belongs to token `t + 1`. They differ from `old_log_probs` by the engine's arithmetic, and
+    /// by updates that it had not received.
+    pub sampling_log_probs: Option<Vec<f32>>,
     /// Weight of the trajectory in [`crate::Aggregation::WeightedTokenMean`]; 1 where not given.
     pub weight: f64,
 }
@@ -56,6 +61,7 @@ impl Default for Trajectory {
             advantage: None,
             old_log_probs: None,
             ref_log_probs: None,
+            sampling_log_probs: None,
             weight: 1.0,
         }
     }
@@ -110,7 +116,7 @@ impl Trajectory {
         }
     }
 
-    /// Log-probability of token `index >= 1` under the sampling policy.
+    /// Log-probability of token `index >= 1` under the policy before the updates.
     pub fn old_log_prob_of(&self, index: usize) -> Option<f32> {
         Some(self.old_log_probs.as_ref()?[index - 1])
     }
@@ -118,6 +124,11 @@ impl Trajectory {
     /// Log-probability of token `index >= 1` under the reference policy.
     pub fn ref_log_prob_of(&self, index: usize) -> Option<f32> {
         Some(self.ref_log_probs.as_ref()?[index - 1])
+    }
+
+    /// Log-probability of token `index >= 1` that the inference engine reported.
+    pub fn sampling_log_prob_of(&self, index: usize) -> Option<f32> {
+        Some(self.sampling_log_probs.as_ref()?[index - 1])
     }
 
     /// Checks lengths and values.
@@ -170,6 +181,7 @@ impl Trajectory {
         for (field, values) in [
             ("old_logps", &self.old_log_probs),
             ("ref_logps", &self.ref_log_probs),
+            ("sampling_logps", &self.sampling_log_probs),
         ] {
             if let Some(values) = values {
                 check_rows(field, values, length)?;

@@ -48,6 +48,8 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     ref_logps: Option<&'a [f32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    sampling_logps: Option<&'a [f32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     weight: Option<f64>,
 }
 
@@ -70,6 +72,7 @@ impl<'a> From<&'a Trajectory> for Line<'a> {
             advantages,
             old_logps: trajectory.old_log_probs.as_deref(),
             ref_logps: trajectory.ref_log_probs.as_deref(),
+            sampling_logps: trajectory.sampling_log_probs.as_deref(),
             weight: (trajectory.weight != 1.0).then_some(trajectory.weight),
         }
     }

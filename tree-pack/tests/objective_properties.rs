@@ -11,13 +11,14 @@ use tree_pack::{
     build_forests, flat_forests, pack_step,
 };
 
-const AGGREGATIONS: [Aggregation; 7] = [
+const AGGREGATIONS: [Aggregation; 8] = [
     Aggregation::Sum,
     Aggregation::SepAvg,
     Aggregation::TrajectoryMean,
     Aggregation::TokenMean,
     Aggregation::WeightedTokenMean,
     Aggregation::UniqueMean,
+    Aggregation::ConstantLength(11.0),
     Aggregation::Constant(7.5),
 ];
 
@@ -35,11 +36,14 @@ const OBJECTIVES: [Objective; 3] = [
 ];
 
 fn is_defined(objective: Objective, aggregation: Aggregation, loss: LossForm) -> bool {
-    use Aggregation::{Constant, SepAvg, Sum, UniqueMean};
+    use Aggregation::{Constant, ConstantLength, SepAvg, Sum, UniqueMean};
     match objective {
         Objective::Unique => {
             loss != LossForm::PerTrajectory
-                && matches!(aggregation, Sum | SepAvg | UniqueMean | Constant(_))
+                && matches!(
+                    aggregation,
+                    Sum | SepAvg | UniqueMean | Constant(_) | ConstantLength(_)
+                )
         }
         _ => aggregation != UniqueMean,
     }
@@ -67,6 +71,7 @@ fn first_difference(trajectories: &[Trajectory], loss: LossForm) -> Option<(usiz
                     own.advantage_of(index),
                     own.old_log_prob_of(index),
                     own.ref_log_prob_of(index),
+                    own.sampling_log_prob_of(index),
                 )
             };
             let earlier = *first.entry(prefix(own, index)).or_insert(number);
@@ -93,7 +98,7 @@ fn budget(forests: &[PrefixForest], part: f64) -> usize {
 }
 
 proptest! {
-    // Each case packs all 168 combinations.
+    // Each case packs all 192 combinations.
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     /// The step has the loss of the separate sequences for every objective, aggregation and loss
@@ -145,6 +150,9 @@ proptest! {
                     let merged = merged.unwrap();
                     prop_assert_eq!(merged.merged, differs.is_none());
                     prop_assert!(close(packed_loss(&merged, loss)), "{options:?}", options = options(&forests));
+                    let counts = merged.packs.iter().flat_map(|pack| &pack.occurrences.multiplicities);
+                    let original = predictions(&trajectories, objective).len();
+                    prop_assert_eq!(counts.sum::<u32>() as usize, original);
                     let totals = tree_pack::StepTotals { rows: merged.totals.rows, ..unshared.totals };
                     prop_assert_eq!(merged.totals, totals);
                 }
@@ -180,6 +188,9 @@ proptest! {
                     prop_assert_eq!(input(&columns.advantages), own.advantage_of(index));
                     prop_assert_eq!(input(&columns.old_log_probs), own.old_log_prob_of(index));
                     prop_assert_eq!(input(&columns.ref_log_probs), own.ref_log_prob_of(index));
+                    let sampling = input(&columns.sampling_log_probs);
+                    prop_assert_eq!(sampling, own.sampling_log_prob_of(index));
+                    prop_assert_eq!(columns.multiplicities[entry], 1);
                     found.push((data_index, index));
                 }
             }

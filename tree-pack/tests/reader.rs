@@ -36,7 +36,7 @@ fn all_fields_are_read() {
     let json = json!({
         "task_id": "t", "rollout_id": 7, "segment": 1, "segments": 3, "reward": -1,
         "tokens": [5, 6, 7], "loss_mask": [true, false, 1], "advantages": [0.5, -2],
-        "old_logps": [-0.1, -0.2], "ref_logps": [-0.3, -0.4], "weight": 2.5,
+        "old_logps": [-0.1, -0.2], "ref_logps": [-0.3, -0.4], "sampling_logps": [-0.15, -0.25], "weight": 2.5,
         "anything": {"else": [1, "two", null]},
     });
     let expected = Trajectory {
@@ -50,6 +50,7 @@ fn all_fields_are_read() {
         advantage: Some(Advantage::Token(vec![0.5, -2.0])),
         old_log_probs: Some(vec![-0.1, -0.2]),
         ref_log_probs: Some(vec![-0.3, -0.4]),
+        sampling_log_probs: Some(vec![-0.15, -0.25]),
         weight: 2.5,
     };
     assert_eq!(read(json.to_string()).pop().unwrap().unwrap(), expected);
@@ -67,6 +68,7 @@ fn optional_fields_may_be_absent_or_null() {
         "advantage",
         "old_logps",
         "ref_logps",
+        "sampling_logps",
         "weight",
     ] {
         json[field] = Value::Null;
@@ -390,7 +392,7 @@ fn to_json(trajectory: &Trajectory) -> Value {
         "task_id": trajectory.task_id, "rollout_id": trajectory.rollout_id,
         "tokens": trajectory.tokens, "loss_mask": trajectory.loss_mask,
         "old_logps": trajectory.old_log_probs, "ref_logps": trajectory.ref_log_probs,
-        "weight": trajectory.weight,
+        "sampling_logps": trajectory.sampling_log_probs, "weight": trajectory.weight,
     });
     match &trajectory.advantage {
         Some(Advantage::Trajectory(value)) => json["advantage"] = json!(value),

@@ -167,12 +167,12 @@ fn other_files_are_not_packs() {
 
     let metadata = [(
         "tree_pack".to_owned(),
-        r#"{"version":2,"new":[]}"#.to_owned(),
+        r#"{"version":3,"new":[]}"#.to_owned(),
     )];
     let bytes = safetensors::serialize(empty(), Some(metadata.into())).unwrap();
     std::fs::write(&path, bytes).unwrap();
     let message = PackedStep::load(&path).unwrap_err().to_string();
-    assert!(message.contains("version 2, expected 1"), "{message}");
+    assert!(message.contains("version 3, expected 2"), "{message}");
 }
 
 #[test]

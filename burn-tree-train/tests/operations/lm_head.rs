@@ -27,12 +27,15 @@ fn occurrences(rows: &[u32], targets: &[i32], dtype: DType, device: &Device) -> 
         rows: integers(rows.iter().map(|&row| row as i32).collect()),
         targets: integers(targets.to_vec()),
         weights: Tensor::from_data(TensorData::new(weights, [count]), (device, dtype)),
+        multiplicities: Tensor::ones([count], device),
         trajectories: integers(vec![0; count]),
         token_indices: integers(vec![0; count]),
         advantages: None,
         old_log_probs: None,
         ref_log_probs: None,
+        sampling_log_probs: None,
         host_rows: Arc::new(rows.to_vec()),
+        host_trajectories: Arc::new(vec![0; count]),
     }
 }
 

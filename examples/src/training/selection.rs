@@ -145,10 +145,12 @@ fn truncate(trajectory: &mut Trajectory, length: usize) {
     if let Some(Advantage::Token(values)) = &mut trajectory.advantage {
         values.truncate(rows);
     }
-    for values in [&mut trajectory.old_log_probs, &mut trajectory.ref_log_probs]
-        .into_iter()
-        .flatten()
-    {
+    let columns = [
+        &mut trajectory.old_log_probs,
+        &mut trajectory.ref_log_probs,
+        &mut trajectory.sampling_log_probs,
+    ];
+    for values in columns.into_iter().flatten() {
         values.truncate(rows);
     }
 }

@@ -31,6 +31,7 @@ pub fn prediction_weights(
             Aggregation::UniqueMean => 1.0 / unique,
             Aggregation::Sum => 1.0,
             Aggregation::Constant(c) => 1.0 / c,
+            Aggregation::ConstantLength(c) => 1.0 / (n_trajectories * c),
             other => panic!("{other:?} is not defined for unique tokens"),
         };
         let row = |row: Vec<bool>| {
@@ -56,6 +57,7 @@ pub fn prediction_weights(
                 Aggregation::TokenMean => 1.0 / total,
                 Aggregation::WeightedTokenMean => trajectories[r].weight / weighted,
                 Aggregation::Constant(c) => 1.0 / c,
+                Aggregation::ConstantLength(c) => 1.0 / (n_trajectories * c),
                 other => panic!("{other:?} is defined for unique tokens only"),
             };
             row.iter()

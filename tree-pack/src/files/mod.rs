@@ -2,10 +2,11 @@
 //!
 //! The tensors of pack `i` are called `i.tokens`, `i.position_ids`, `i.parents`,
 //! `i.subtree_ends`, `i.segments` (`[S, 3]`: start, end, parent or -1), and
-//! `i.occurrences.rows`, `.targets`, `.weights`, `.trajectories`, `.token_indices`,
-//! `.advantages`, `.old_log_probs`, `.ref_log_probs`; those of the step are
-//! `trajectories.data_index` and `trajectories.trained_tokens`. The rest is JSON under the key
-//! `tree_pack` of the safetensors metadata. One file holds all, so that it is whole or absent.
+//! `i.occurrences.rows`, `.targets`, `.weights`, `.multiplicities`, `.trajectories`,
+//! `.token_indices`, `.advantages`, `.old_log_probs`, `.ref_log_probs`, `.sampling_log_probs`;
+//! those of the step are `trajectories.data_index` and `trajectories.trained_tokens`. The rest is
+//! JSON under the key `tree_pack` of the safetensors metadata. One file holds all, so that it is
+//! whole or absent.
 
 mod column;
 
@@ -28,7 +29,7 @@ use crate::packing::{PackedStep, StepTrajectory};
 use crate::trajectory::MAX_TOKEN_ID;
 
 const METADATA_KEY: &str = "tree_pack";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const DATA_INDEX: &str = "trajectories.data_index";
 const TRAINED_TOKENS: &str = "trajectories.trained_tokens";
 
@@ -208,6 +209,7 @@ impl PackedStep {
             integers("subtree_ends", &layout.subtree_ends);
             integers("occurrences.rows", &occurrences.rows);
             integers("occurrences.targets", &occurrences.targets);
+            integers("occurrences.multiplicities", &occurrences.multiplicities);
             integers("occurrences.trajectories", &occurrences.trajectories);
             integers("occurrences.token_indices", &occurrences.token_indices);
             columns.push(Column::new(name("parents"), layout.parents.iter().copied()));
@@ -218,6 +220,10 @@ impl PackedStep {
                 ("occurrences.advantages", &occurrences.advantages),
                 ("occurrences.old_log_probs", &occurrences.old_log_probs),
                 ("occurrences.ref_log_probs", &occurrences.ref_log_probs),
+                (
+                    "occurrences.sampling_log_probs",
+                    &occurrences.sampling_log_probs,
+                ),
             ] {
                 let values = values.iter();
                 columns.extend(values.map(|v| Column::new(name(column), v.iter().copied())));
@@ -359,11 +365,13 @@ impl StepFile<'_> {
         let occurrences = Occurrences {
             targets: self.column(&name("occurrences.targets"), length)?,
             weights: self.finite(&name("occurrences.weights"), length)?,
+            multiplicities: self.column(&name("occurrences.multiplicities"), length)?,
             trajectories: self.column(&name("occurrences.trajectories"), length)?,
             token_indices: self.column(&name("occurrences.token_indices"), length)?,
             advantages: optional("occurrences.advantages")?,
             old_log_probs: optional("occurrences.old_log_probs")?,
             ref_log_probs: optional("occurrences.ref_log_probs")?,
+            sampling_log_probs: optional("occurrences.sampling_log_probs")?,
             rows,
         };
         self.below(&name("occurrences.rows"), &occurrences.rows, layout_rows)?;

@@ -271,6 +271,7 @@ fn step_inputs(
             trajectory.advantage.is_some(),
             trajectory.old_log_probs.is_some(),
             trajectory.ref_log_probs.is_some(),
+            trajectory.sampling_log_probs.is_some(),
         ]
     };
     let trained = || {
@@ -296,7 +297,7 @@ fn step_inputs(
             why,
         }
     };
-    let mut carried = [false; 3];
+    let mut carried = [false; INPUT_NAMES.len()];
     for (number, carried) in carried.iter_mut().enumerate() {
         let input = INPUT_NAMES[number];
         if loss == LossForm::AdvantageWeighted {
@@ -318,11 +319,12 @@ fn step_inputs(
             return Err(missing(index, input, "other trajectories of the step have"));
         }
     }
-    let [advantage, old_log_prob, ref_log_prob] = carried;
+    let [advantage, old_log_prob, ref_log_prob, sampling_log_prob] = carried;
     Ok(Inputs {
         advantage,
         old_log_prob,
         ref_log_prob,
+        sampling_log_prob,
     })
 }
 

@@ -14,9 +14,10 @@ use crate::trajectory::{FieldError, Trajectory};
 ///
 /// A line is an object with `task_id`, `rollout_id`, `tokens` and `loss_mask` (0/1 or booleans),
 /// and optionally `segment`, `segments`, `reward`, `advantage` (a number) or `advantages` (a list),
-/// `old_logps`, `ref_logps` (also `old_logp`, `ref_logp`) and `weight`. Lists of advantages and
-/// log-probabilities have one entry less than `tokens`: entry `t` belongs to token `t + 1`. Other
-/// fields are ignored, blank lines are skipped, and several lines may have the same ids.
+/// `old_logps`, `ref_logps` (also `old_logp`, `ref_logp`), `sampling_logps` and `weight`. Lists of
+/// advantages and log-probabilities have one entry less than `tokens`: entry `t` belongs to token
+/// `t + 1`. Other fields are ignored, blank lines are skipped, and several lines may have the same
+/// ids.
 ///
 /// # Errors
 /// [`ReadError::Open`] if the file cannot be opened.

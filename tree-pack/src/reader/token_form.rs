@@ -71,6 +71,7 @@ struct Line {
     advantages: Option<Vec<f32>>,
     old_log_probs: Option<Vec<f32>>,
     ref_log_probs: Option<Vec<f32>>,
+    sampling_log_probs: Option<Vec<f32>>,
     weight: Option<f64>,
     has_messages: bool,
     /// Bit `i` is set once `FIELDS[i]` has been met.
@@ -83,7 +84,7 @@ struct Line {
     field_error: Option<FieldError>,
 }
 
-const FIELDS: [&str; 13] = [
+const FIELDS: [&str; 14] = [
     "task_id",
     "rollout_id",
     "segment",
@@ -95,6 +96,7 @@ const FIELDS: [&str; 13] = [
     "advantages",
     "old_logps",
     "ref_logps",
+    "sampling_logps",
     "weight",
     "messages",
 ];
@@ -138,6 +140,7 @@ impl Line {
             advantage,
             old_log_probs: self.old_log_probs,
             ref_log_probs: self.ref_log_probs,
+            sampling_log_probs: self.sampling_log_probs,
             weight: self.weight.unwrap_or(1.0),
         })
     }
@@ -280,6 +283,7 @@ impl<'de> Visitor<'de> for LineSeed<'_> {
                 "advantages" => line.advantages = numbers(line, &mut map)?,
                 "old_logps" => line.old_log_probs = numbers(line, &mut map)?,
                 "ref_logps" => line.ref_log_probs = numbers(line, &mut map)?,
+                "sampling_logps" => line.sampling_log_probs = numbers(line, &mut map)?,
                 _ => {
                     line.has_messages = true;
                     map.next_value::<IgnoredAny>()?;

@@ -88,6 +88,7 @@ pub fn coefficient(
             trajectories[number].weight / weighted.sum::<f64>()
         }
         Aggregation::UniqueMean => 1.0 / predictions(trajectories, Objective::Unique).len() as f64,
+        Aggregation::ConstantLength(length) => 1.0 / count / length,
         Aggregation::Constant(denominator) => 1.0 / denominator,
     }
 }
@@ -261,6 +262,7 @@ fn add_inputs(trajectory: &mut Trajectory, salt: u32) {
         .collect::<Vec<f32>>()
     };
     let (advantages, old, reference) = (column(0), column(1), column(2));
+    trajectory.sampling_log_probs = Some(column(3));
     trajectory.advantage = Some(Advantage::Token(advantages));
     trajectory.old_log_probs = Some(old);
     trajectory.ref_log_probs = Some(reference);

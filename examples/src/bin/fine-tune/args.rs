@@ -110,7 +110,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = ObjectiveArg::PerPath, help_heading = "Training")]
     pub objective: ObjectiveArg,
     /// How the losses of a step are averaged: sum, sep-avg, trajectory-mean, token-mean,
-    /// weighted-token-mean, unique-mean or constant:DIVISOR.
+    /// weighted-token-mean, unique-mean, constant:DIVISOR or
+    /// constant-length:LONGEST.
     #[arg(long, default_value = "token-mean", help_heading = "Training")]
     pub aggregation: Aggregation,
     /// Highest learning rate.

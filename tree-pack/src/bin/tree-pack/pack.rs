@@ -38,7 +38,8 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "per-occurrence")]
     objective: ObjectiveName,
     /// How the sum over predictions is normalised: sum, sep-avg, trajectory-mean, token-mean,
-    /// weighted-token-mean, unique-mean or constant:DIVISOR.
+    /// weighted-token-mean, unique-mean, constant:DIVISOR or
+    /// constant-length:LONGEST.
     #[arg(long, value_name = "NAME", default_value = "token-mean")]
     aggregation: Aggregation,
     /// On what the loss of a prediction depends.
