@@ -92,7 +92,7 @@ fn records(folder: &Path, run: &str) -> Vec<StepRecord> {
 
 /// What of a record does not depend on the clock.
 fn numbers(record: &StepRecord) -> (usize, u64, u64, u64, Option<u64>) {
-    let tree = record.tree.unwrap();
+    let tree = record.tree.as_ref().unwrap();
     let bits = |value: f64| value.to_bits();
     (
         record.step,
@@ -165,7 +165,11 @@ fn resume_is_bit_identical(options: &[&str], exported: &str) {
     let whole = records(base, "whole");
     assert_eq!(whole.len(), 6);
     // A budget that splits steps, so that accumulation is exercised, too.
-    assert!(whole.iter().any(|record| record.tree.unwrap().packs > 1));
+    assert!(
+        whole
+            .iter()
+            .any(|record| record.tree.as_ref().unwrap().packs > 1)
+    );
 
     interrupt(base);
     succeed(
@@ -243,7 +247,7 @@ fn comparing_shows_the_same_losses_for_fewer_tokens() {
         let records = records(folder.path(), &run);
         assert_eq!(records.len(), 9);
         for record in &records {
-            let (tree, flat) = (record.tree.unwrap(), record.flat.unwrap());
+            let (tree, flat) = (record.tree.as_ref().unwrap(), record.flat.as_ref().unwrap());
             let comparison = record.comparison.unwrap();
             // f32 sums in another order, through nine AdamW steps.
             assert!(
@@ -257,7 +261,7 @@ fn comparing_shows_the_same_losses_for_fewer_tokens() {
             assert!(tree.tokens < flat.tokens && comparison.token_bound > 1.5);
         }
         assert!(
-            records[8].tree.unwrap().loss < records[0].tree.unwrap().loss,
+            records[8].tree.as_ref().unwrap().loss < records[0].tree.as_ref().unwrap().loss,
             "{options:?}"
         );
         for picture in ["loss.png", "speedup.png"] {
@@ -275,7 +279,7 @@ fn the_baseline_alone_is_that_of_the_comparison() {
     let losses = |run: &str| -> Vec<f64> {
         records(folder.path(), run)
             .iter()
-            .map(|record| record.flat.unwrap().loss)
+            .map(|record| record.flat.as_ref().unwrap().loss)
             .collect()
     };
     assert_eq!(losses("both"), losses("flat"));
@@ -337,7 +341,10 @@ fn half_precision_follows_single_precision() {
         records(folder.path(), "half"),
     );
     for (single, half) in single.iter().zip(&half) {
-        let (single, half) = (single.tree.unwrap().loss, half.tree.unwrap().loss);
+        let (single, half) = (
+            single.tree.as_ref().unwrap().loss,
+            half.tree.as_ref().unwrap().loss,
+        );
         assert_ne!(single, half, "nothing was computed in bfloat16");
         // bfloat16 has 8 bits of precision: 0.4 % a rounding, averaged over the tokens.
         assert!(

@@ -7,6 +7,7 @@
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use burn::data::dataloader::DataLoaderBuilder;
@@ -20,12 +21,11 @@ use burn::train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
 use burn::train::{InferenceStep, ItemLazy, Learner, SupervisedTraining, TrainOutput, TrainStep};
 use burn_tree_train::{BlockContext, LmHeadOptions, TreeModel, sft_loss, token_log_probs};
 use clap::Parser;
-use tree_pack::{PackOptions, PackedStep, TreeBatch};
+use tree_pack::{PackOptions, PackedStep, Trajectory, TreeBatch};
 use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
 use tree_training_examples::training::data::{self, DataOptions};
 use tree_training_examples::training::device::device_by_name;
-use tree_training_examples::training::plan::{Sharing, StepPlan};
-use tree_training_examples::training::vocabulary::CompactVocabulary;
+use tree_training_examples::training::plan::{Sharing, StepOrder, StepPlan};
 
 /// Trains a small Qwen3 with random weights on trees of trajectories with Burn's learner.
 #[derive(Parser, Debug)]
@@ -144,19 +144,17 @@ fn main() -> Result<()> {
         seed: args.seed,
         ..DataOptions::default()
     })?;
-    let vocabulary = CompactVocabulary::of(data.training.iter().chain(&data.validation));
-    vocabulary.renumber(&mut data.training);
-    vocabulary.renumber(&mut data.validation);
+    let vocabulary = data.compact_vocabulary();
 
-    let steps = |trajectories| -> Result<Vec<PackedStep>> {
+    let steps = |trajectories: Arc<Vec<Trajectory>>| -> Result<Vec<PackedStep>> {
         let options = PackOptions::new(args.token_budget);
-        let tasks = args.tasks_per_step;
-        let plan = StepPlan::new(trajectories, Sharing::Tree, options, tasks, args.seed)?;
+        let order = StepOrder::once(args.tasks_per_step, args.seed);
+        let plan = StepPlan::new(trajectories, Sharing::Tree, options, order)?;
         (0..plan.steps_per_epoch())
             .map(|step| Ok(plan.packs(step)?))
             .collect()
     };
-    let (training, validation) = (steps(&data.training)?, steps(&data.validation)?);
+    let (training, validation) = (steps(data.training)?, steps(data.validation)?);
     let schedule =
         CosineAnnealingLrSchedulerConfig::new(args.learning_rate, training.len() * args.epochs)
             .init()

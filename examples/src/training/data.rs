@@ -1,6 +1,7 @@
 //! Trajectories of a run: read from files in token or message form, then selected and split.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use thiserror::Error;
 use tree_pack::text::{
@@ -9,6 +10,7 @@ use tree_pack::text::{
 use tree_pack::{JsonLines, ReadError, Trajectory, read_trajectories};
 
 use super::selection::{Selection, TooLong, select};
+use super::vocabulary::CompactVocabulary;
 
 /// Where the data of a run comes from and what is taken of it.
 #[derive(Clone, Debug, Default)]
@@ -48,13 +50,24 @@ pub struct TextOptions {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Data {
     /// Those that are trained.
-    pub training: Vec<Trajectory>,
+    pub training: Arc<Vec<Trajectory>>,
     /// Those of the tasks held out.
-    pub validation: Vec<Trajectory>,
+    pub validation: Arc<Vec<Trajectory>>,
     /// Trajectories cut at the length limit.
     pub truncated: usize,
     /// Trajectories left out because of their length.
     pub dropped: usize,
+}
+
+impl Data {
+    /// Renumbers the token ids to those that occur.
+    pub fn compact_vocabulary(&mut self) -> CompactVocabulary {
+        let vocabulary = CompactVocabulary::of(self.training.iter().chain(self.validation.iter()));
+        for trajectories in [&mut self.training, &mut self.validation] {
+            vocabulary.renumber(Arc::make_mut(trajectories).as_mut_slice());
+        }
+        vocabulary
+    }
 }
 
 /// Data that cannot be used.

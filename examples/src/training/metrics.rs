@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::atomic;
+use super::objective::Metrics;
 
 /// One optimizer step of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,10 +35,14 @@ pub struct StepRecord {
 }
 
 /// A forward and backward pass over the packs of a step, clipping and the optimizer's update.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PassRecord {
-    /// Loss before the update, as the aggregation defines it.
+    /// Loss before the update, as objective and aggregation define it.
     pub loss: f64,
+    /// Against what deviations of the loss are measured, if not the loss: the sum of the absolute
+    /// values of its terms, where they have both signs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
     /// Global norm of the gradients before clipping.
     pub gradient_norm: f64,
     /// Wall time in seconds.
@@ -54,6 +59,9 @@ pub struct PassRecord {
     pub predictions: u64,
     /// Model FLOPs of the step.
     pub flops: f64,
+    /// What the objective measured.
+    #[serde(default, skip_serializing_if = "Metrics::is_empty")]
+    pub metrics: Metrics,
 }
 
 impl PassRecord {
@@ -71,8 +79,12 @@ impl PassRecord {
 /// A step on trees against the same step on separate trajectories.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComparisonRecord {
-    /// `|loss_tree - loss_flat| / |loss_flat|`.
+    /// `|loss_tree - loss_flat|` over the [scale](PassRecord::loss_scale) of the flat loss,
+    /// `|loss_flat|` if there is none.
     pub relative_loss_deviation: f64,
+    /// `|norm_tree / norm_flat - 1|` of the gradients' global norms.
+    #[serde(default)]
+    pub relative_gradient_deviation: f64,
     /// Seconds of the flat step over seconds of the tree step.
     pub speedup: f64,
     /// Flat tokens over tree tokens.
@@ -204,6 +216,7 @@ mod tests {
             learning_rate: 1e-3,
             tree: Some(PassRecord {
                 loss: 1.0 / step as f64,
+                loss_scale: None,
                 gradient_norm: 0.1,
                 seconds: 2.5,
                 packs: 1,
@@ -212,6 +225,7 @@ mod tests {
                 projected_rows: 4,
                 predictions: 4,
                 flops: 1e9,
+                metrics: Metrics::from([("clip_fraction".to_string(), 0.25)]),
             }),
             flat: None,
             comparison: None,

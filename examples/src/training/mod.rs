@@ -8,6 +8,7 @@ pub mod cost;
 pub mod data;
 pub mod memory;
 pub mod metrics;
+pub mod objective;
 pub mod optimizer_step;
 pub mod pass;
 pub mod plan;

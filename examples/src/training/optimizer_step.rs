@@ -7,19 +7,22 @@ use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_tree_train::{
-    BlockContext, LmHeadOptions, TreeModel, sft_loss, shadow, token_log_probs, widen_gradients,
+    BlockContext, LmHeadOptions, TokenLogProbs, TreeModel, shadow, token_log_probs, widen_gradients,
 };
 use thiserror::Error;
-use tree_pack::{Pack, TreeBatch};
+use tree_pack::{OccurrenceBatch, Pack, PackedStep, TreeBatch};
 
 use super::clip::{clip_global_norm, global_norm};
+use super::objective::{Metrics, Objective, StepLoss};
 use crate::qwen3::Qwen3;
 
 /// What an optimizer step reports.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepOutcome {
     /// Loss of the step before the update.
     pub loss: f64,
+    /// What the objective measured.
+    pub metrics: Metrics,
     /// Global norm of the gradients before clipping.
     pub gradient_norm: f64,
     /// Wall time in seconds.
@@ -96,12 +99,21 @@ impl<M: Module + TreeModel> Trainer<M> {
     /// [`StepError`] if the loss or the gradients are not finite, or the device fails.
     pub fn step(
         &mut self,
-        packs: &[Pack],
+        step: &PackedStep,
+        objective: &impl Objective,
         learning_rate: ModuleLearningRate,
     ) -> Result<StepOutcome, StepError> {
         let start = Instant::now();
         let worker = self.precision.shadow(&self.model);
-        let (losses, gradients) = gradients(&worker, packs, self.head, &self.device);
+        let (packs, head) = (&step.packs, self.head);
+        let first_pass = objective
+            .needs_first_pass(step)
+            .then(|| log_probs(&worker, packs, head, &self.device));
+        let mut loss_of_step = objective.loss(step, first_pass);
+        let loss_of_pack = |pack, log_probs, occurrences: &OccurrenceBatch| {
+            loss_of_step.of_pack(pack, log_probs, occurrences)
+        };
+        let (losses, gradients) = gradients(&worker, packs, head, &self.device, loss_of_pack);
         drop(worker);
         // Everything is submitted before anything is waited for: the device computes without a
         // break. If the numbers turn out not to be finite, the step is taken back.
@@ -124,6 +136,7 @@ impl<M: Module + TreeModel> Trainer<M> {
         }
         Ok(StepOutcome {
             loss,
+            metrics: loss_of_step.metrics(),
             gradient_norm,
             seconds: start.elapsed().as_secs_f64(),
         })
@@ -148,16 +161,19 @@ impl<M: Module + TreeModel> Trainer<M> {
 }
 
 /// Loss of each pack of one optimizer step, and the gradients of their sum in at least f32.
+/// `loss_of` makes the loss `[1]` of a pack, given by its index, from its log-probabilities.
 pub fn gradients<M: Module + TreeModel>(
     model: &M,
     packs: &[Pack],
     head: LmHeadOptions,
     device: &Device,
+    mut loss_of: impl FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> Tensor<1>,
 ) -> (Vec<Tensor<1>>, GradientsParams) {
     let mut accumulator = GradientsAccumulator::new();
     let mut losses = Vec::with_capacity(packs.len());
-    for pack in packs {
-        let loss = loss_of_pack(model, pack, head, device);
+    for (index, pack) in packs.iter().enumerate() {
+        let (log_probs, occurrences) = forward(model, pack, head, device);
+        let loss = loss_of(index, log_probs, &occurrences);
         losses.push(loss.clone().inner());
         let gradients = GradientsParams::from_grads(loss.backward(), model);
         accumulator.accumulate(model, widen_gradients(gradients, model));
@@ -165,35 +181,58 @@ pub fn gradients<M: Module + TreeModel>(
     (losses, accumulator.grads())
 }
 
-/// Loss of packs without gradients.
-pub fn evaluate<M: Module + TreeModel>(
+/// Log-probabilities of the occurrences of every pack, without gradients. They are computed by the
+/// same operations as those of a training step.
+pub fn log_probs<M: Module + TreeModel>(
     model: &M,
     packs: &[Pack],
     head: LmHeadOptions,
     device: &Device,
-) -> f64 {
+) -> Vec<Tensor<1>> {
     let model = model.valid();
     let device = device.clone().inner();
-    sum_on_host(
-        packs
-            .iter()
-            .map(|pack| loss_of_pack(&model, pack, head, &device))
-            .collect(),
-    )
+    let head = LmHeadOptions {
+        entropy: false,
+        ..head
+    };
+    let log_probs = |pack| forward(&model, pack, head, &device).0.log_probs;
+    packs.iter().map(log_probs).collect()
 }
 
-/// The part of the step's loss that comes from one pack, `[1]`.
-pub fn loss_of_pack<M: TreeModel>(
+/// Loss of packs without gradients.
+pub fn evaluate<M: Module + TreeModel>(
+    model: &M,
+    step: &PackedStep,
+    objective: &impl Objective,
+    head: LmHeadOptions,
+    device: &Device,
+) -> (f64, Metrics) {
+    let first_pass = objective
+        .needs_first_pass(step)
+        .then(|| log_probs(model, &step.packs, head, device));
+    let mut loss = objective.loss(step, first_pass);
+    let model = model.valid();
+    let device = device.clone().inner();
+    let losses = step.packs.iter().enumerate().map(|(index, pack)| {
+        let (log_probs, occurrences) = forward(&model, pack, head, &device);
+        loss.of_pack(index, log_probs, &occurrences)
+    });
+    let total = sum_on_host(losses.collect());
+    (total, loss.metrics())
+}
+
+/// Log-probabilities of the occurrences of a pack.
+pub fn forward<M: TreeModel>(
     model: &M,
     pack: &Pack,
     head: LmHeadOptions,
     device: &Device,
-) -> Tensor<1> {
+) -> (TokenLogProbs, OccurrenceBatch) {
     let batch = TreeBatch::new(std::slice::from_ref(pack), device);
     let context = BlockContext::new(&batch);
     let hidden = model.hidden_states(batch.tokens, &context);
     let log_probs = token_log_probs(hidden, model.head_weight(), &batch.occurrences, head);
-    sft_loss(log_probs.log_probs, &batch.occurrences)
+    (log_probs, batch.occurrences)
 }
 
 /// The sum of losses of one element each, read in one transfer.
@@ -210,6 +249,8 @@ mod tests {
     use super::*;
     use crate::qwen3::Qwen3Config;
     use crate::training::adamw::{AdamWOptions, adamw};
+    use crate::training::objective::Supervised;
+    use burn_tree_train::sft_loss;
     use tree_pack::{PackOptions, Trajectory, build_forests, pack_step};
 
     const ADAMW: AdamWOptions = AdamWOptions {
@@ -233,7 +274,7 @@ mod tests {
         }
     }
 
-    fn packs(token_budget: usize) -> Vec<Pack> {
+    fn packs(token_budget: usize) -> PackedStep {
         let trajectories: Vec<_> = (0..4u32)
             .map(|task| {
                 let tokens = (0..9).map(|index| (3 * index + 5 * task) % 20).collect();
@@ -241,9 +282,11 @@ mod tests {
             })
             .collect();
         let forests = build_forests(&trajectories).unwrap();
-        pack_step(&trajectories, &forests, &PackOptions::new(token_budget))
-            .unwrap()
-            .packs
+        pack_step(&trajectories, &forests, &PackOptions::new(token_budget)).unwrap()
+    }
+
+    fn supervised(_: usize, log_probs: TokenLogProbs, occurrences: &OccurrenceBatch) -> Tensor<1> {
+        sft_loss(log_probs.log_probs, occurrences)
     }
 
     #[test]
@@ -251,10 +294,12 @@ mod tests {
         let device = Device::flex().autodiff();
         let model = Qwen3::random(&config(0.2), 1, FloatDType::F32, &device);
         let (one, four) = (packs(64), packs(9));
-        assert_eq!((one.len(), four.len()), (1, 4));
+        assert_eq!((one.packs.len(), four.packs.len()), (1, 4));
         let head = LmHeadOptions::default();
-        let (losses_of_one, gradients_of_one) = gradients(&model, &one, head, &device);
-        let (losses_of_four, gradients_of_four) = gradients(&model, &four, head, &device);
+        let (losses_of_one, gradients_of_one) =
+            gradients(&model, &one.packs, head, &device, supervised);
+        let (losses_of_four, gradients_of_four) =
+            gradients(&model, &four.packs, head, &device, supervised);
         let [loss_of_one, loss_of_four] = [losses_of_one, losses_of_four].map(sum_on_host);
         // Sums in f32 in another order.
         assert!((loss_of_one - loss_of_four).abs() < 1e-6 * loss_of_one);
@@ -263,8 +308,28 @@ mod tests {
             norm.into_scalar::<f64>()
         });
         assert!((norms[0] - norms[1]).abs() < 1e-5 * norms[0], "{norms:?}");
-        let loss = evaluate(&model, &four, head, &device);
+        let (loss, _) = evaluate(&model, &four, &Supervised, head, &device);
         assert!((loss - loss_of_four).abs() < 1e-6 * loss);
+    }
+
+    /// So that the ratio of new to old probabilities is exactly 1 before the first update.
+    #[test]
+    fn log_probs_without_gradients_are_those_of_a_step() {
+        let device = Device::flex().autodiff();
+        let model = Qwen3::random(&config(0.2), 1, FloatDType::F32, &device);
+        let step = packs(18);
+        let head = LmHeadOptions::default();
+        let expected = log_probs(&model, &step.packs, head, &device);
+        let mut trained = Vec::new();
+        let collect = |_, log_probs: TokenLogProbs, occurrences: &OccurrenceBatch| {
+            trained.push(log_probs.log_probs.clone().inner());
+            sft_loss(log_probs.log_probs, occurrences)
+        };
+        gradients(&model, &step.packs, head, &device, collect);
+        assert_eq!((trained.len(), expected.len()), (2, 2));
+        for (trained, expected) in trained.into_iter().zip(expected) {
+            assert_eq!(trained.into_data(), expected.into_data());
+        }
     }
 
     #[test]
@@ -281,7 +346,9 @@ mod tests {
             head: LmHeadOptions::default(),
             device,
         };
-        let error = trainer.step(&packs(64), 1e-3.into()).unwrap_err();
+        let error = trainer
+            .step(&packs(64), &Supervised, 1e-3.into())
+            .unwrap_err();
         assert!(error.to_string().contains("no step was made"), "{error}");
         assert_eq!(trainer.model.embed_tokens.weight.val().into_data(), before);
     }

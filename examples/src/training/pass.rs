@@ -7,6 +7,7 @@ use thiserror::Error;
 use tree_pack::PackError;
 
 use super::metrics::{ComparisonRecord, PassRecord, StepRecord};
+use super::objective::Objective;
 use super::optimizer_step::{StepError, Trainer};
 use super::plan::{Sharing, StepPlan};
 
@@ -26,20 +27,23 @@ pub enum PassError {
     },
 }
 
-/// A plan and the trainer that follows it.
-pub struct Pass<'a, M> {
+/// A plan, the objective of its steps, and the trainer that follows them.
+pub struct Pass<M, O> {
     /// The model, its optimizer and their device.
     pub trainer: Trainer<M>,
-    plan: StepPlan<'a>,
+    /// The steps and their data.
+    pub plan: StepPlan,
+    objective: O,
     cost: ModelCost,
 }
 
-impl<'a, M: Module + TreeModel> Pass<'a, M> {
+impl<M: Module + TreeModel, O: Objective> Pass<M, O> {
     /// A pass over the steps of `plan`, whose FLOPs are counted with `cost`.
-    pub fn new(plan: StepPlan<'a>, trainer: Trainer<M>, cost: ModelCost) -> Self {
+    pub fn new(plan: StepPlan, objective: O, trainer: Trainer<M>, cost: ModelCost) -> Self {
         Self {
             trainer,
             plan,
+            objective,
             cost,
         }
     }
@@ -62,11 +66,12 @@ impl<'a, M: Module + TreeModel> Pass<'a, M> {
         let packed = self.plan.packs(step)?;
         let outcome = self
             .trainer
-            .step(&packed.packs, learning_rate)
+            .step(&packed, &self.objective, learning_rate)
             .map_err(|error| PassError::Step { step, error })?;
         let counts = StepCounts::of_packs(&packed.packs);
         Ok(PassRecord {
             loss: outcome.loss,
+            loss_scale: self.objective.scale(&packed),
             gradient_norm: outcome.gradient_norm,
             seconds: outcome.seconds,
             packs: packed.packs.len(),
@@ -75,16 +80,19 @@ impl<'a, M: Module + TreeModel> Pass<'a, M> {
             projected_rows: counts.projected_rows,
             predictions: counts.predictions,
             flops: self.cost.step_flops(&counts),
+            metrics: outcome.metrics,
         })
     }
 }
 
 /// Compares the two passes of a step; `None` if it was made one way only.
 pub fn compare(record: &StepRecord, cost: &ModelCost) -> Option<ComparisonRecord> {
-    let (tree, flat) = (record.tree?, record.flat?);
+    let (tree, flat) = (record.tree.as_ref()?, record.flat.as_ref()?);
+    let scale = flat.loss_scale.unwrap_or(flat.loss.abs());
     let bound = StepBound::new(cost, &tree.counts(), &flat.counts())?;
     Some(ComparisonRecord {
-        relative_loss_deviation: (tree.loss - flat.loss).abs() / flat.loss.abs(),
+        relative_loss_deviation: (tree.loss - flat.loss).abs() / scale,
+        relative_gradient_deviation: (tree.gradient_norm / flat.gradient_norm - 1.0).abs(),
         speedup: flat.seconds / tree.seconds,
         token_bound: bound.token_bound,
         step_bound: bound.step_bound,

@@ -29,8 +29,8 @@ pub type PlotError = Box<dyn std::error::Error + Send + Sync>;
 /// # Errors
 /// If there are no records, or the file cannot be written; an existing file then stays as it was.
 pub fn loss_curve(path: &Path, records: &[StepRecord]) -> Result<(), PlotError> {
-    let tree = Curve::new(records, |record| record.tree);
-    let flat = Curve::new(records, |record| record.flat);
+    let tree = Curve::new(records, |record| record.tree.as_ref());
+    let flat = Curve::new(records, |record| record.flat.as_ref());
     let validation: Vec<(f64, f64)> = records
         .iter()
         .filter_map(|record| Some((record.step as f64, record.validation_loss?)))
@@ -173,7 +173,7 @@ struct Curve {
 }
 
 impl Curve {
-    fn new(records: &[StepRecord], pass: impl Fn(&StepRecord) -> Option<PassRecord>) -> Self {
+    fn new(records: &[StepRecord], pass: impl Fn(&StepRecord) -> Option<&PassRecord>) -> Self {
         let mut curve = Self {
             steps: vec![],
             losses: vec![],
@@ -285,6 +285,8 @@ mod tests {
             visible_pairs: 1000,
             projected_rows: 10,
             predictions: 10,
+            loss_scale: None,
+            metrics: Default::default(),
             flops: 1e9,
         };
         (1..=steps)
@@ -296,6 +298,7 @@ mod tests {
                 flat: Some(pass(step, 4.2)),
                 comparison: Some(ComparisonRecord {
                     relative_loss_deviation: 1e-7,
+                    relative_gradient_deviation: 1e-7,
                     speedup: 4.0 + 0.1 * (step % 3) as f64,
                     token_bound: 5.3,
                     step_bound: 4.9 - 0.1 * (step % 2) as f64,

@@ -4,20 +4,20 @@ use burn_tree_train::{ModelCost, StepBound, StepCounts};
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{CellAlignment, Table};
 
-use super::metrics::{PassRecord, StepRecord};
+use super::metrics::{ComparisonRecord, PassRecord, StepRecord};
 use super::timing::median;
 
 /// One line about a step.
 pub fn step_line(record: &StepRecord, total_steps: usize) -> String {
     let mut line = format!("step {:>3}/{total_steps}", record.step);
-    let first = record.tree.or(record.flat);
+    let first = record.tree.as_ref().or(record.flat.as_ref());
     if let Some(pass) = first {
         line += &format!(
             "  loss {:.5}  grad {:.3}  lr {:.2e}  {:.2} s",
             pass.loss, pass.gradient_norm, record.learning_rate, pass.seconds
         );
     }
-    if let (Some(flat), Some(comparison)) = (record.flat, record.comparison) {
+    if let (Some(flat), Some(comparison)) = (&record.flat, record.comparison) {
         line += &format!(
             "  | flat: loss {:.5} (differs by {:.0e})  {:.2} s  | {:.2}x faster, bound {:.2}x",
             flat.loss,
@@ -44,6 +44,8 @@ pub struct Comparison {
     pub median_share_of_bound: f64,
     /// Largest relative deviation of the losses.
     pub largest_loss_deviation: f64,
+    /// Largest relative deviation of the gradients' norms.
+    pub largest_gradient_deviation: f64,
     /// Steps compared.
     pub steps: usize,
 }
@@ -54,23 +56,27 @@ impl Comparison {
     pub fn new(records: &[StepRecord], cost: &ModelCost) -> Option<Self> {
         let compared: Vec<_> = records
             .iter()
-            .filter_map(|record| Some((record.tree?, record.flat?, record.comparison?)))
+            .filter_map(|record| {
+                let (tree, flat) = (record.tree.as_ref()?, record.flat.as_ref()?);
+                Some((tree, flat, record.comparison?))
+            })
             .collect();
         let timed = if compared.len() > 1 {
             &compared[1..]
         } else {
             &compared[..]
         };
-        let sum = |pass: fn(&(PassRecord, PassRecord)) -> PassRecord| {
-            timed
-                .iter()
-                .map(|&(tree, flat, _)| pass(&(tree, flat)))
-                .fold((StepCounts::default(), 0.0), |(counts, seconds), pass| {
-                    (counts + pass.counts(), seconds + pass.seconds)
-                })
+        let sum = |passes: &mut dyn Iterator<Item = &PassRecord>| {
+            passes.fold((StepCounts::default(), 0.0), |(counts, seconds), pass| {
+                (counts + pass.counts(), seconds + pass.seconds)
+            })
         };
-        let (tree, tree_seconds) = sum(|passes| passes.0);
-        let (flat, flat_seconds) = sum(|passes| passes.1);
+        let (tree, tree_seconds) = sum(&mut timed.iter().map(|passes| passes.0));
+        let (flat, flat_seconds) = sum(&mut timed.iter().map(|passes| passes.1));
+        let largest = |deviation: fn(&ComparisonRecord) -> f64| {
+            let deviations = compared.iter().map(|(_, _, c)| deviation(c));
+            deviations.fold(0.0, f64::max)
+        };
         Some(Self {
             bound: StepBound::new(cost, &tree, &flat)?,
             speedup: flat_seconds / tree_seconds,
@@ -80,10 +86,8 @@ impl Comparison {
                     .map(|(_, _, c)| c.speedup / c.step_bound)
                     .collect(),
             ),
-            largest_loss_deviation: compared
-                .iter()
-                .map(|(_, _, c)| c.relative_loss_deviation)
-                .fold(0.0, f64::max),
+            largest_loss_deviation: largest(|c| c.relative_loss_deviation),
+            largest_gradient_deviation: largest(|c| c.relative_gradient_deviation),
             steps: timed.len(),
         })
     }
@@ -104,9 +108,9 @@ impl Throughput {
     /// Measures the passes that `pass` finds in the records. `None` if there are none.
     pub fn new(
         records: &[StepRecord],
-        pass: fn(&StepRecord) -> Option<PassRecord>,
+        pass: fn(&StepRecord) -> Option<&PassRecord>,
     ) -> Option<Self> {
-        let all: Vec<PassRecord> = records.iter().filter_map(pass).collect();
+        let all: Vec<&PassRecord> = records.iter().filter_map(pass).collect();
         let timed = if all.len() > 1 { &all[1..] } else { &all[..] };
         let seconds: f64 = timed.iter().map(|pass| pass.seconds).sum();
         (!timed.is_empty()).then(|| Self {
@@ -159,11 +163,12 @@ pub fn grouped(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::training::metrics::ComparisonRecord;
+    use crate::training::objective::Metrics;
 
     fn pass(seconds: f64, tokens: u64) -> PassRecord {
         PassRecord {
             loss: 2.0,
+            loss_scale: None,
             gradient_norm: 1.0,
             seconds,
             packs: 1,
@@ -172,6 +177,7 @@ mod tests {
             projected_rows: 0,
             predictions: 0,
             flops: tokens as f64 * 100.0,
+            metrics: Metrics::new(),
         }
     }
 
@@ -184,6 +190,7 @@ mod tests {
             flat: Some(pass(flat_seconds, 40)),
             comparison: Some(ComparisonRecord {
                 relative_loss_deviation: step as f64 * 1e-7,
+                relative_gradient_deviation: step as f64 * 1e-6,
                 speedup: flat_seconds / tree_seconds,
                 token_bound: 4.0,
                 step_bound: 4.0,
@@ -214,7 +221,8 @@ mod tests {
         assert!((comparison.median_share_of_bound - (0.75 + 0.95) / 2.0).abs() < 1e-12);
         assert_eq!(comparison.bound.step_bound, 4.0);
         assert_eq!(comparison.largest_loss_deviation, 3e-7);
-        let throughput = Throughput::new(&records, |record| record.flat).unwrap();
+        assert_eq!(comparison.largest_gradient_deviation, 3e-6);
+        let throughput = Throughput::new(&records, |record| record.flat.as_ref()).unwrap();
         assert!((throughput.tokens_per_second - 80.0 / 6.8).abs() < 1e-12);
     }
 
@@ -224,7 +232,7 @@ mod tests {
         one.flat = None;
         one.comparison = None;
         assert_eq!(Comparison::new(&[one], &COST), None);
-        assert_eq!(Throughput::new(&[], |record| record.tree), None);
+        assert_eq!(Throughput::new(&[], |record| record.tree.as_ref()), None);
     }
 
     #[test]

@@ -46,9 +46,10 @@ pub fn select(mut trajectories: Vec<Trajectory>, options: &DataOptions) -> Resul
     }
     limit_length(&mut trajectories, options, &mut data)?;
     let held_out = validation_tasks(&trajectories, options)?;
-    (data.validation, data.training) = trajectories
+    let (validation, training): (Vec<_>, Vec<_>) = trajectories
         .into_iter()
         .partition(|trajectory| held_out.contains(&trajectory.task_id));
+    (data.validation, data.training) = (validation.into(), training.into());
     if trained_tokens(&data.training) == 0 {
         return Err(DataError::Empty(
             "every loss mask is 0 or every trajectory was left out",

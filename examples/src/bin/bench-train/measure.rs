@@ -13,6 +13,7 @@ use tree_training_examples::benchmark::attention::{AttentionInputs, Heads};
 use tree_training_examples::benchmark::delta_rule::{DeltaRuleHeads, DeltaRuleInputs};
 use tree_training_examples::benchmark::products::ProductTimes;
 use tree_training_examples::qwen3::LinearAttentionConfig;
+use tree_training_examples::training::objective::Supervised;
 use tree_training_examples::training::optimizer_step::Trainer;
 use tree_training_examples::training::timing::{Repetitions, median, seconds};
 
@@ -144,7 +145,7 @@ fn measure<M: Module + TreeModel>(
     device.memory_cleanup();
     let mut outcomes = Vec::new();
     for _ in 0..args.warm_up + args.repetitions.get() {
-        outcomes.push(trainer.step(&step.packs, LEARNING_RATE.into())?);
+        outcomes.push(trainer.step(step, &Supervised, LEARNING_RATE.into())?);
     }
     let timed = &outcomes[args.warm_up..];
     let samples: Vec<f64> = timed.iter().map(|outcome| outcome.seconds).collect();

@@ -7,7 +7,7 @@ use burn_tree_ssm::{
     CausalConv1dOptions, decay_gate, gated_rms_norm, l2_norm, tree_causal_conv1d_split,
 };
 use burn_tree_train::{
-    BlockContext, StepCounts, TreeModel, swiglu, token_log_probs, widen_gradients,
+    BlockContext, StepCounts, TreeModel, sft_loss, swiglu, token_log_probs, widen_gradients,
 };
 use tree_pack::{Pack, TreeBatch};
 use tree_training_examples::benchmark::delta_rule::{DeltaRuleHeads, DeltaRuleInputs};
@@ -15,7 +15,7 @@ use tree_training_examples::qwen3::{
     Attention, FeedForward, GatedDeltaNet, InputProjections, LinearAttentionConfig, Mixer, Qwen3,
     Qwen3Config,
 };
-use tree_training_examples::training::optimizer_step::{Trainer, loss_of_pack};
+use tree_training_examples::training::optimizer_step::{self, Trainer};
 use tree_training_examples::training::report::{table, tera};
 use tree_training_examples::training::timing::{Repetitions, seconds, wait};
 
@@ -43,7 +43,10 @@ fn phases(pack: &Pack, trainer: &Trainer<Qwen3>, repetitions: Repetitions) {
     let plain = device.clone().inner();
     let time = |work: &mut dyn FnMut()| seconds(&plain, repetitions, work) * 1e3;
     let worker = precision.shadow(&trainer.model);
-    let forward = || loss_of_pack(&worker, pack, head, device);
+    let forward = || {
+        let (log_probs, occurrences) = optimizer_step::forward(&worker, pack, head, device);
+        sft_loss(log_probs.log_probs, &occurrences)
+    };
     let gradients = || GradientsParams::from_grads(forward().backward(), &worker);
     let widened = || widen_gradients(gradients(), &worker);
 

@@ -11,6 +11,7 @@ mod summary;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -28,13 +29,13 @@ use tree_training_examples::training::data::{self, DataOptions, TextOptions};
 use tree_training_examples::training::device::device_by_name;
 use tree_training_examples::training::memory::{self, peak_memory};
 use tree_training_examples::training::metrics::{MetricsLog, StepRecord};
+use tree_training_examples::training::objective::Supervised;
 use tree_training_examples::training::optimizer_step::{Precision, Trainer, evaluate};
 use tree_training_examples::training::pass::{Pass, compare};
-use tree_training_examples::training::plan::{Sharing, StepPlan, largest_tree};
+use tree_training_examples::training::plan::{Sharing, StepOrder, StepPlan, largest_tree};
 use tree_training_examples::training::report;
 use tree_training_examples::training::schedule::Schedule;
 use tree_training_examples::training::timing::{Repetitions, product_rate};
-use tree_training_examples::training::vocabulary::CompactVocabulary;
 
 use args::{Args, LoraExport};
 use model_source::ModelSource;
@@ -62,29 +63,22 @@ fn run(args: Args) -> Result<()> {
     let mut data = data::load(&data_options(&args, &source, config.vocab_size))?;
     let mut original_ids = None;
     if args.compact_vocab {
-        let vocabulary = CompactVocabulary::of(data.training.iter().chain(&data.validation));
-        vocabulary.renumber(&mut data.training);
-        vocabulary.renumber(&mut data.validation);
+        let vocabulary = data.compact_vocabulary();
         config = source.config(Some(vocabulary.len()))?;
         original_ids = Some(vocabulary.original_ids);
     }
 
     // Optimizer steps: whole tasks, packed within a budget. The flat plan has the same steps.
     let pack_options = pack_options(&args, &data.training, &data.validation)?;
-    let plan = |trajectories, sharing| {
-        StepPlan::new(
-            trajectories,
-            sharing,
-            pack_options,
-            args.tasks_per_step(),
-            args.seed,
-        )
+    let order = StepOrder::once(args.tasks_per_step(), args.seed);
+    let plan = |trajectories: &Arc<Vec<Trajectory>>, sharing| {
+        StepPlan::new(trajectories.clone(), sharing, pack_options, order)
     };
     let tree_plan = plan(&data.training, Sharing::Tree)?;
     let flat_plan = plan(&data.training, Sharing::Flat)?;
     let validation = match data.validation.is_empty() {
-        true => Vec::new(),
-        false => plan(&data.validation, Sharing::Tree)?.all_packs()?.packs,
+        true => None,
+        false => Some(plan(&data.validation, Sharing::Tree)?.all_packs()?),
     };
     let total_steps = total_steps(&args, &tree_plan);
     let schedule = Schedule {
@@ -162,10 +156,11 @@ fn run(args: Args) -> Result<()> {
     };
     let mut passes = Vec::new();
     if !args.no_tree {
-        passes.push(Pass::new(tree_plan.clone(), trainer.clone(), size.cost));
+        let (plan, trainer) = (tree_plan.clone(), trainer.clone());
+        passes.push(Pass::new(plan, Supervised, trainer, size.cost));
     }
     if args.no_tree || args.compare {
-        passes.push(Pass::new(flat_plan.clone(), trainer, size.cost));
+        passes.push(Pass::new(flat_plan.clone(), Supervised, trainer, size.cost));
     }
 
     // The training loop.
@@ -207,8 +202,11 @@ fn run(args: Args) -> Result<()> {
         let last = step + 1 == total_steps;
         let due = |every: usize| last || (every > 0 && (step + 1).is_multiple_of(every));
         let trainer = &passes[0].trainer;
-        if !validation.is_empty() && due(args.validate_every) {
-            record.validation_loss = Some(evaluate(&trainer.model, &validation, head, &device));
+        if let Some(validation) = &validation
+            && due(args.validate_every)
+        {
+            let (loss, _) = evaluate(&trainer.model, validation, &Supervised, head, &device);
+            record.validation_loss = Some(loss);
         }
         metrics.write(&record)?;
         if args.checkpoint_every > 0 && due(args.checkpoint_every) {
@@ -297,7 +295,7 @@ fn pack_options(
 /// Tokens of a pack that keep matrix products efficient.
 const DEFAULT_BUDGET: usize = 8192;
 
-fn total_steps(args: &Args, plan: &StepPlan<'_>) -> usize {
+fn total_steps(args: &Args, plan: &StepPlan) -> usize {
     let steps = plan.steps_per_epoch().saturating_mul(args.epochs());
     args.max_steps.map_or(steps, |most| steps.min(most.get()))
 }

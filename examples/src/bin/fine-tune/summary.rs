@@ -20,7 +20,7 @@ use tree_training_examples::training::report::{Comparison, Throughput, grouped, 
 use crate::args::{Args, ComputeDtype};
 
 /// What is trained.
-pub fn print_data(data: &Data, plan: &StepPlan<'_>) {
+pub fn print_data(data: &Data, plan: &StepPlan) {
     let tokens: usize = data
         .training
         .iter()
@@ -53,7 +53,7 @@ pub fn print_data(data: &Data, plan: &StepPlan<'_>) {
 }
 
 /// How much faster steps on trees can be, over one pass through the data.
-pub fn print_bounds(size: &ModelSize, tree: &StepPlan<'_>, flat: &StepPlan<'_>) -> Result<()> {
+pub fn print_bounds(size: &ModelSize, tree: &StepPlan, flat: &StepPlan) -> Result<()> {
     let (tree_counts, flat_counts) = (epoch_counts(tree)?, epoch_counts(flat)?);
     let Some(bound) = StepBound::new(&size.cost, &tree_counts, &flat_counts) else {
         return Ok(());
@@ -94,7 +94,7 @@ pub fn print_bounds(size: &ModelSize, tree: &StepPlan<'_>, flat: &StepPlan<'_>) 
     Ok(())
 }
 
-fn epoch_counts(plan: &StepPlan<'_>) -> Result<StepCounts> {
+fn epoch_counts(plan: &StepPlan) -> Result<StepCounts> {
     let mut counts = StepCounts::default();
     for step in 0..plan.steps_per_epoch() {
         counts = counts + StepCounts::of_packs(&plan.packs(step)?.packs);
@@ -107,7 +107,7 @@ pub fn print_memory(
     args: &Args,
     config: &Qwen3Config,
     size: &ModelSize,
-    plans: [&StepPlan<'_>; 2],
+    plans: [&StepPlan; 2],
 ) -> Result<()> {
     let used = match (args.no_tree, args.compare) {
         (_, true) => &plans[..],
@@ -195,9 +195,12 @@ pub fn print_result(
     for (name, throughput) in [
         (
             "separate trajectories",
-            Throughput::new(records, |record| record.flat),
+            Throughput::new(records, |record| record.flat.as_ref()),
         ),
-        ("trees", Throughput::new(records, |record| record.tree)),
+        (
+            "trees",
+            Throughput::new(records, |record| record.tree.as_ref()),
+        ),
     ] {
         if let Some(throughput) = throughput {
             rows.push(vec![
@@ -254,6 +257,10 @@ pub fn print_result(
                 vec![
                     "largest relative deviation of the loss".into(),
                     format!("{:.1e}", comparison.largest_loss_deviation),
+                ],
+                vec![
+                    "largest relative deviation of the gradients' norm".into(),
+                    format!("{:.1e}", comparison.largest_gradient_deviation),
                 ],
             ],
         )
