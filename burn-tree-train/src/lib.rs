@@ -15,6 +15,7 @@ mod loss;
 mod model;
 #[cfg(feature = "flex")]
 mod native;
+pub mod objectives;
 mod ops;
 mod precision;
 mod primitive;

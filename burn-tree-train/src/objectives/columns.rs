@@ -1,0 +1,100 @@
+//! The columns that an objective reads, checked.
+
+use burn::tensor::{DType, Tensor};
+use tree_pack::OccurrenceBatch;
+
+use super::ObjectiveInputError;
+
+/// Reads the columns of a batch in the dtype of its log-probabilities, as constants.
+pub(super) struct Columns<'a> {
+    occurrences: &'a OccurrenceBatch,
+    dtype: DType,
+}
+
+impl<'a> Columns<'a> {
+    /// Checks that there is one log-probability for each occurrence.
+    pub(super) fn new(
+        log_probs: &Tensor<1>,
+        occurrences: &'a OccurrenceBatch,
+    ) -> Result<Self, ObjectiveInputError> {
+        let columns = Self {
+            occurrences,
+            dtype: log_probs.dtype(),
+        };
+        columns.constant("log-probabilities", log_probs)?;
+        Ok(columns)
+    }
+
+    pub(super) fn weights(&self) -> Result<Tensor<1>, ObjectiveInputError> {
+        self.constant("weights", &self.occurrences.weights)
+    }
+
+    pub(super) fn multiplicities(&self) -> Result<Tensor<1>, ObjectiveInputError> {
+        self.constant("multiplicities", &self.occurrences.multiplicities)
+    }
+
+    pub(super) fn advantages(&self, needed_for: &'static str) -> Column {
+        self.required("advantages", &self.occurrences.advantages, needed_for)
+    }
+
+    pub(super) fn old_log_probs(&self, needed_for: &'static str) -> Column {
+        let column = &self.occurrences.old_log_probs;
+        self.required("old log-probabilities", column, needed_for)
+    }
+
+    pub(super) fn ref_log_probs(&self, needed_for: &'static str) -> Column {
+        let column = &self.occurrences.ref_log_probs;
+        self.required("reference log-probabilities", column, needed_for)
+    }
+
+    pub(super) fn sampling_log_probs(&self, needed_for: &'static str) -> Column {
+        let column = &self.occurrences.sampling_log_probs;
+        self.required("sampling log-probabilities", column, needed_for)
+    }
+
+    fn required(
+        &self,
+        name: &'static str,
+        column: &Option<Tensor<1>>,
+        needed_for: &'static str,
+    ) -> Column {
+        let column = column.as_ref().ok_or(ObjectiveInputError::MissingColumn {
+            column: name,
+            needed_for,
+        })?;
+        self.constant(name, column)
+    }
+
+    /// A column of the batch's length, without gradient.
+    pub(super) fn constant(&self, name: &'static str, column: &Tensor<1>) -> Column {
+        let [found] = column.dims();
+        let expected = self.occurrences.len();
+        if found != expected {
+            return Err(ObjectiveInputError::ColumnLength {
+                column: name,
+                found,
+                expected,
+            });
+        }
+        Ok(column.clone().inner().cast(self.dtype))
+    }
+}
+
+type Column = Result<Tensor<1>, ObjectiveInputError>;
+
+/// Checks that an option is a finite number in a range.
+pub(super) fn check_option(
+    option: &'static str,
+    value: f64,
+    holds: bool,
+    expected: &'static str,
+) -> Result<(), ObjectiveInputError> {
+    match holds && value.is_finite() {
+        true => Ok(()),
+        false => Err(ObjectiveInputError::Option {
+            option,
+            value,
+            expected,
+        }),
+    }
+}

@@ -1,0 +1,5 @@
+//! Losses for reinforcement learning and preferences: packed, against their definitions on the
+//! separate trajectories.
+
+mod case;
+mod ppo;
