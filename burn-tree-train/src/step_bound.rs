@@ -179,6 +179,7 @@ mod tests {
             },
             padded_len: 8,
             task_ids: vec!["fork".into()],
+            gateway: None,
         }
     }
 

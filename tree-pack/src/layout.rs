@@ -1,6 +1,8 @@
 //! One depth-first row of tokens: the layout every tree operation works on.
 
-use crate::forest::PrefixForest;
+use std::ops::Range;
+
+use crate::forest::{MAX_ROWS, PrefixForest};
 
 /// A run of rows that is contiguous both in the row and on its root-to-leaf paths
 /// (one node of the compressed prefix tree).
@@ -21,7 +23,8 @@ pub struct Segment {
 pub struct TreeLayout {
     /// `[N]` token ids.
     pub tokens: Vec<u32>,
-    /// `[N]` depth of the token on its path, 0 at a root.
+    /// `[N]` depth of the token on its path: 0 at a root, unless the layout is that of a
+    /// [`crate::Pack`] with a [`crate::Gateway`].
     pub position_ids: Vec<u32>,
     /// `[N]` row of the previous token on the path, -1 at a root.
     pub parents: Vec<i32>,
@@ -56,8 +59,17 @@ impl TreeLayout {
         self.tokens.is_empty()
     }
 
+    /// Rows of each root's subtree, in order.
+    pub fn roots(&self) -> impl Iterator<Item = Range<u32>> + '_ {
+        let range = |start: u32| {
+            let end = *self.subtree_ends.get(start as usize)?;
+            (end > start).then_some(start..end)
+        };
+        std::iter::successors(range(0), move |last| range(last.end))
+    }
+
     /// Number of (query, key) pairs in which the key is visible to the query: sum of
-    /// `position_id + 1` over the rows.
+    /// `position_id + 1` over the rows. Past keys of a [`crate::Gateway`] are among them.
     pub fn visible_pairs(&self) -> u64 {
         self.position_ids
             .iter()
@@ -83,7 +95,7 @@ impl TreeLayout {
             .map(|(forest, tree)| forest.trees()[tree].rows.len())
             .sum();
         assert!(
-            rows <= crate::MAX_ROWS,
+            rows <= MAX_ROWS,
             "a layout of {rows} rows exceeds the index range"
         );
         let mut layout = Self {
@@ -128,7 +140,8 @@ impl TreeLayout {
         }
     }
 
-    /// Checks that the columns describe one forest in depth-first order.
+    /// Checks that the columns describe one forest in depth-first order. Its roots may be at any
+    /// depth.
     ///
     /// # Errors
     /// The first row or segment that contradicts the others.
@@ -168,13 +181,25 @@ impl TreeLayout {
                 "a row of the open path".into()
             })?;
             let position = self.position_ids[row];
-            expect(
-                position as usize == path.len(),
-                "position_ids",
-                row,
-                position.into(),
-                || format!("{}", path.len()),
-            )?;
+            match path.last() {
+                Some(&last) => {
+                    let next = self.position_ids[last as usize] + 1;
+                    expect(
+                        position == next,
+                        "position_ids",
+                        row,
+                        position.into(),
+                        || format!("{next}"),
+                    )?;
+                }
+                None => expect(
+                    position as usize <= MAX_ROWS.saturating_sub(rows),
+                    "position_ids",
+                    row,
+                    position.into(),
+                    || format!("at most {MAX_ROWS} less {rows} rows"),
+                )?,
+            }
             path.push(row as u32);
         }
         for closed in path {

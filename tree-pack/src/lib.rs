@@ -15,7 +15,8 @@
 //! * [`build_forests`] merges the trajectories of each task; [`flat_forests`] leaves them separate,
 //!   for the baseline. [`TreeStats`] tells what there is to gain.
 //! * [`StepPlanner`] assigns tasks to optimizer steps, [`pack_step`] trees to packs, under an
-//!   [`Objective`], an [`Aggregation`] and a [`LossForm`].
+//!   [`Objective`], an [`Aggregation`] and a [`LossForm`]. Trees larger than a pack are refused or
+//!   spread over several ([`Partitioning`]), whose roots continue rows of others ([`Gateway`]).
 //! * A [`PackedStep`] can be saved, and its packs become tensors (feature `burn`).
 //!
 //! ```
@@ -51,6 +52,7 @@ mod counting_sort;
 mod drift;
 mod files;
 mod forest;
+mod gateway;
 mod layout;
 mod lines;
 mod objective;
@@ -73,12 +75,16 @@ pub use drift::Retokenization;
 pub use drift::{Branch, Fork, forks};
 pub use files::FileError;
 pub use forest::{ForestError, MAX_ROWS, Node, PrefixForest, Tree, build_forests, flat_forests};
+pub use gateway::{Gateway, GatewayError, PastRun};
 pub use layout::{LayoutError, Segment, TreeLayout};
 pub use lines::{DEFAULT_MAX_LINE_BYTES, JsonLines};
 pub use objective::{Aggregation, LossForm, Objective, ObjectiveError, StepTotals};
 pub use occurrence::Occurrences;
 pub use pack::Pack;
-pub use packing::{OccurrenceName, PackError, PackOptions, PackedStep, StepTrajectory, pack_step};
+pub use packing::{
+    OccurrenceName, PackError, PackOptions, PackedStep, PacksError, Partitioning, StepTrajectory,
+    pack_step, validate_packs,
+};
 pub use reader::{ReadError, TrajectoryReader, load_trajectories, read_trajectories};
 pub use stats::{ActiveOverLength, TreeStats};
 pub use step::StepPlanner;

@@ -56,6 +56,38 @@ impl Occurrences {
         }
     }
 
+    /// No entries, of the same columns.
+    pub(crate) fn without_entries(&self) -> Self {
+        let like = |column: &Option<Vec<f32>>| column.as_ref().map(|_| Vec::new());
+        Self {
+            advantages: like(&self.advantages),
+            old_log_probs: like(&self.old_log_probs),
+            ref_log_probs: like(&self.ref_log_probs),
+            sampling_log_probs: like(&self.sampling_log_probs),
+            ..Self::default()
+        }
+    }
+
+    /// Appends an entry of another one with the same columns, made from another row.
+    pub(crate) fn push_entry_of(&mut self, other: &Self, entry: usize, row: u32) {
+        self.rows.push(row);
+        self.targets.push(other.targets[entry]);
+        self.weights.push(other.weights[entry]);
+        self.multiplicities.push(other.multiplicities[entry]);
+        self.trajectories.push(other.trajectories[entry]);
+        self.token_indices.push(other.token_indices[entry]);
+        for (column, values) in [
+            (&mut self.advantages, &other.advantages),
+            (&mut self.old_log_probs, &other.old_log_probs),
+            (&mut self.ref_log_probs, &other.ref_log_probs),
+            (&mut self.sampling_log_probs, &other.sampling_log_probs),
+        ] {
+            if let (Some(column), Some(values)) = (column, values) {
+                column.push(values[entry]);
+            }
+        }
+    }
+
     /// Lengthens the filled-in-place columns to that of `rows`.
     fn fill_up(&mut self) {
         let length = self.rows.len();

@@ -1,8 +1,9 @@
 //! A layout with its predictions: one row of a batch.
 
-use crate::{Occurrences, TreeLayout};
+use crate::{Gateway, Occurrences, TreeLayout};
 
-/// Trees laid out in one row within a token budget, and what is trained on them.
+/// Trees, or a part of a larger tree, laid out in one row within a token budget, and what is
+/// trained on them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pack {
     /// The tokens, each once.
@@ -11,6 +12,8 @@ pub struct Pack {
     pub occurrences: Occurrences,
     /// Row length including padding (`>= layout.len()`).
     pub padded_len: usize,
-    /// The task of each tree of the pack, in row order.
+    /// The task of each root of the pack, in row order.
     pub task_ids: Vec<String>,
+    /// What the roots continue from, if they are not the first tokens of their paths.
+    pub gateway: Option<Gateway>,
 }

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use reference::{packed_loss, predictions, prefix, separate_loss, trajectories};
 use tree_pack::{
-    Aggregation, LossForm, Objective, PackError, PackOptions, PrefixForest, Trajectory,
-    build_forests, flat_forests, pack_step,
+    Aggregation, LossForm, Objective, PackError, PackOptions, Partitioning, PrefixForest,
+    Trajectory, build_forests, flat_forests, pack_step,
 };
 
 const AGGREGATIONS: [Aggregation; 8] = [
@@ -122,6 +122,7 @@ proptest! {
                         objective,
                         aggregation,
                         loss,
+                        partitioning: Partitioning::Refuse,
                     };
                     let merged = pack_step(&trajectories, &forests, &options(&forests));
                     let unshared = pack_step(&trajectories, &flat, &options(&flat));

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use safetensors::tensor::{Dtype, View};
 
+use crate::gateway::PastRun;
 use crate::layout::Segment;
 
 /// A number as stored: little-endian, whatever the machine.
@@ -65,6 +66,24 @@ pub fn segment_column(name: String, segments: &[Segment]) -> Column {
     });
     let mut column = Column::new(name, values);
     column.shape = vec![segments.len(), 3];
+    column
+}
+
+/// `[R, 6]`: pack, first row, end of the rows, position, first row that sees them, end of those.
+pub fn run_column(name: String, runs: &[PastRun]) -> Column {
+    let values = runs.iter().flat_map(|run| {
+        let (rows, visible_to) = (&run.rows, &run.visible_to);
+        [
+            run.pack,
+            rows.start,
+            rows.end,
+            run.position,
+            visible_to.start,
+            visible_to.end,
+        ]
+    });
+    let mut column = Column::new(name, values);
+    column.shape = vec![runs.len(), 6];
     column
 }
 

@@ -4,9 +4,10 @@
 //! `i.subtree_ends`, `i.segments` (`[S, 3]`: start, end, parent or -1), and
 //! `i.occurrences.rows`, `.targets`, `.weights`, `.multiplicities`, `.trajectories`,
 //! `.token_indices`, `.advantages`, `.old_log_probs`, `.ref_log_probs`, `.sampling_log_probs`;
-//! those of the step are `trajectories.data_index` and `trajectories.trained_tokens`. The rest is
-//! JSON under the key `tree_pack` of the safetensors metadata. One file holds all, so that it is
-//! whole or absent.
+//! of a pack with a gateway also `i.gateway.runs` (`[R, 6]`: pack, first row, end of the rows,
+//! position, first row that sees them, end of those) and `i.gateway.root_parents`; those of the
+//! step are `trajectories.data_index` and `trajectories.trained_tokens`. The rest is JSON under the
+//! key `tree_pack` of the safetensors metadata. One file holds all, so that it is whole or absent.
 
 mod column;
 
@@ -19,13 +20,14 @@ use safetensors::SafeTensorError;
 use safetensors::tensor::SafeTensors;
 use serde::{Deserialize, Serialize};
 
-use self::column::{Column, Element, segment_column};
+use self::column::{Column, Element, run_column, segment_column};
 use crate::forest::MAX_ROWS;
-use crate::layout::{LayoutError, Segment, TreeLayout};
+use crate::gateway::{Gateway, PastRun};
+use crate::layout::{Segment, TreeLayout};
 use crate::objective::StepTotals;
 use crate::occurrence::Occurrences;
 use crate::pack::Pack;
-use crate::packing::{PackedStep, StepTrajectory};
+use crate::packing::{PackedStep, PacksError, StepTrajectory, validate_packs};
 use crate::trajectory::MAX_TOKEN_ID;
 
 const METADATA_KEY: &str = "tree_pack";
@@ -75,16 +77,14 @@ pub enum FileError {
         /// What was expected.
         expected: String,
     },
-    /// The layout of a pack contradicts itself.
-    #[error("{}: pack {pack}: {source}", file.display())]
-    Layout {
+    /// The packs contradict themselves.
+    #[error("{}: {source}", file.display())]
+    Packs {
         /// The file.
         file: PathBuf,
-        /// The pack.
-        pack: usize,
         /// The contradiction.
         #[source]
-        source: LayoutError,
+        source: PacksError,
     },
 }
 
@@ -101,6 +101,9 @@ struct Description {
 struct PackDescription {
     padded_len: usize,
     task_ids: Vec<String>,
+    /// [`Gateway::parent`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gateway_parent: Option<u32>,
 }
 
 impl PackedStep {
@@ -160,7 +163,11 @@ impl PackedStep {
         let packs = packs.into_iter().enumerate();
         let packs = packs
             .map(|(number, pack)| source.pack(number, pack, trajectories.len()))
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<Vec<_>, _>>()?;
+        validate_packs(&packs).map_err(|source| FileError::Packs {
+            file: file.to_owned(),
+            source,
+        })?;
         Ok(Self {
             packs,
             totals,
@@ -173,6 +180,7 @@ impl PackedStep {
         let packs = self.packs.iter().map(|pack| PackDescription {
             padded_len: pack.padded_len,
             task_ids: pack.task_ids.clone(),
+            gateway_parent: pack.gateway.as_ref().map(|gateway| gateway.parent),
         });
         Description {
             version: VERSION,
@@ -214,6 +222,11 @@ impl PackedStep {
             integers("occurrences.token_indices", &occurrences.token_indices);
             columns.push(Column::new(name("parents"), layout.parents.iter().copied()));
             columns.push(segment_column(name("segments"), &layout.segments));
+            if let Some(gateway) = &pack.gateway {
+                let root_parents = gateway.root_parents.iter().copied();
+                columns.push(Column::new(name("gateway.root_parents"), root_parents));
+                columns.push(run_column(name("gateway.runs"), &gateway.runs));
+            }
             let weights = occurrences.weights.iter().copied();
             columns.push(Column::new(name("occurrences.weights"), weights));
             for (column, values) in [
@@ -308,6 +321,7 @@ impl StepFile<'_> {
         let PackDescription {
             padded_len,
             task_ids,
+            gateway_parent,
         } = description;
         let tokens: Vec<u32> = self.column(&name("tokens"), None)?;
         let rows = Some(tokens.len());
@@ -318,11 +332,6 @@ impl StepFile<'_> {
             segments: self.segments(&name("segments"))?,
             tokens,
         };
-        layout.validate().map_err(|source| FileError::Layout {
-            file: self.file.to_owned(),
-            pack: number,
-            source,
-        })?;
         self.below(&name("tokens"), &layout.tokens, MAX_TOKEN_ID as usize + 1)?;
         let trees = layout
             .parents
@@ -340,12 +349,20 @@ impl StepFile<'_> {
                 ),
             });
         }
+        let gateway = gateway_parent.map(|parent| {
+            Ok(Gateway {
+                parent,
+                runs: self.runs(&name("gateway.runs"))?,
+                root_parents: self.column(&name("gateway.root_parents"), Some(trees))?,
+            })
+        });
         let occurrences = self.occurrences(&name, layout.len(), trajectories)?;
         Ok(Pack {
             layout,
             occurrences,
             padded_len,
             task_ids,
+            gateway: gateway.transpose()?,
         })
     }
 
@@ -405,6 +422,17 @@ impl StepFile<'_> {
         });
         let segments: Option<Vec<_>> = segments.collect();
         segments.ok_or_else(|| self.error(name, "a negative number", "indices, or -1 as parent"))
+    }
+
+    fn runs(&self, name: &str) -> Result<Vec<PastRun>, FileError> {
+        let values: Vec<u32> = self.values(name, &[None, Some(6)])?;
+        let runs = values.chunks_exact(6).map(|values| PastRun {
+            pack: values[0],
+            rows: values[1]..values[2],
+            position: values[3],
+            visible_to: values[4]..values[5],
+        });
+        Ok(runs.collect())
     }
 
     fn finite<T: Element + Into<f64>>(

@@ -9,8 +9,8 @@ use clap::ValueEnum;
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 use serde::Serialize;
 use tree_pack::{
-    Aggregation, LossForm, Objective, PackOptions, PackedStep, PrefixForest, StepPlanner,
-    Trajectory, build_forests, flat_forests, pack_step,
+    Aggregation, LossForm, Objective, PackOptions, PackedStep, Partitioning, PrefixForest,
+    StepPlanner, Trajectory, build_forests, flat_forests, pack_step,
 };
 
 use crate::input::InputArgs;
@@ -137,6 +137,7 @@ impl Args {
                 LossName::PerToken => LossForm::PerToken,
                 LossName::PerTrajectory => LossForm::PerTrajectory,
             },
+            partitioning: Partitioning::Refuse,
         };
         Ok(pack_step(trajectories, forests, &options)?)
     }

@@ -1,0 +1,298 @@
+//! Trees in parts against the same trees whole: the same rows, paths and predictions, each in one
+//! pack, whatever the budget.
+
+mod reference;
+
+use proptest::prelude::*;
+use reference::{Prefix, predictions, prefixes, trajectories};
+use tree_pack::{
+    Gateway, LossForm, Objective, Pack, PackOptions, PackedStep, Partitioning, PastRun,
+    PrefixForest, Trajectory, build_forests, flat_forests, pack_step,
+};
+
+const MODES: [Partitioning; 2] = [Partitioning::Connected, Partitioning::Shared];
+
+/// The row of the step, pack and row, that is each past key, and the rows that see it.
+fn past_keys(pack: &Pack) -> Vec<((usize, u32), std::ops::Range<u32>)> {
+    let runs = pack.gateway.iter().flat_map(|gateway| &gateway.runs);
+    runs.flat_map(|run| {
+        let rows = run.rows.clone();
+        rows.map(|row| ((run.pack as usize, row), run.visible_to.clone()))
+    })
+    .collect()
+}
+
+/// The task and tokens of the path to each row of each pack, followed over gateways.
+fn paths_of(step: &PackedStep) -> Vec<Vec<Prefix>> {
+    let mut paths: Vec<Vec<Prefix>> = Vec::new();
+    for pack in &step.packs {
+        let keys = past_keys(pack);
+        let mut own: Vec<Prefix> = Vec::new();
+        let mut roots = 0;
+        for (row, &token) in pack.layout.tokens.iter().enumerate() {
+            let mut path = match usize::try_from(pack.layout.parents[row]) {
+                Ok(parent) => own[parent].clone(),
+                Err(_) => {
+                    let before = pack.gateway.as_ref().map(|gateway| {
+                        let (owner, row) = keys[gateway.root_parents[roots] as usize].0;
+                        assert_eq!(owner, gateway.parent as usize);
+                        paths[owner][row as usize].clone()
+                    });
+                    roots += 1;
+                    before.unwrap_or((pack.task_ids[roots - 1].clone(), Vec::new()))
+                }
+            };
+            path.1.push(token);
+            own.push(path);
+        }
+        assert_eq!(pack.task_ids.len(), roots);
+        paths.push(own);
+    }
+    paths
+}
+
+/// Every prediction as the path it is made from and all its columns, in a fixed order.
+fn predictions_of(step: &PackedStep) -> Vec<String> {
+    let paths = paths_of(step);
+    let mut all = Vec::new();
+    for (pack, paths) in step.packs.iter().zip(&paths) {
+        let columns = &pack.occurrences;
+        assert!(columns.rows.is_sorted());
+        for entry in 0..columns.len() {
+            let input = |column: &Option<Vec<f32>>| column.as_ref().map(|values| values[entry]);
+            all.push(format!(
+                "{:?} {} {:?} {} {} {:?} {:?} {:?}",
+                paths[columns.rows[entry] as usize],
+                columns.targets[entry],
+                columns.weights[entry],
+                columns.trajectories[entry],
+                columns.token_indices[entry],
+                input(&columns.advantages),
+                input(&columns.old_log_probs),
+                input(&columns.ref_log_probs),
+            ));
+        }
+    }
+    all.sort();
+    all
+}
+
+/// Checks all that a partitioned step promises beyond [`PackedStep::validate`].
+fn check(step: &PackedStep, options: &PackOptions) -> Result<(), TestCaseError> {
+    prop_assert_eq!(step.validate(), Ok(()));
+    let paths = paths_of(step);
+    for (number, pack) in step.packs.iter().enumerate() {
+        let layout = &pack.layout;
+        prop_assert!(!layout.is_empty() && layout.len() <= options.token_budget);
+        prop_assert_eq!(
+            pack.padded_len,
+            layout.len().next_multiple_of(options.pad_to_multiple)
+        );
+        let roots = layout.roots().count();
+        if pack.gateway.is_some() && options.partitioning == Partitioning::Connected {
+            prop_assert_eq!(roots, 1, "a connected part has one root");
+        }
+        let keys = past_keys(pack);
+        let mut pairs = 0;
+        for query in 0..layout.len() {
+            let (task, path) = &paths[number][query];
+            prop_assert_eq!(layout.position_ids[query] as usize + 1, path.len());
+            // What the row sees: past keys, then rows of its own pack, outermost first.
+            let past = keys
+                .iter()
+                .filter(|(_, rows)| rows.contains(&(query as u32)));
+            let past = past.map(|&((owner, row), _)| &paths[owner][row as usize]);
+            let own = (0..=query).filter(|&key| query < layout.subtree_ends[key] as usize);
+            let own = own.map(|key| &paths[number][key]);
+            let seen: Vec<&Prefix> = past.chain(own).collect();
+            let on_path: Vec<Prefix> = (1..=path.len())
+                .map(|length| (task.clone(), path[..length].to_vec()))
+                .collect();
+            prop_assert_eq!(
+                &seen,
+                &on_path.iter().collect::<Vec<_>>(),
+                "pack {} row {}",
+                number,
+                query
+            );
+            pairs += seen.len() as u64;
+        }
+        prop_assert_eq!(layout.visible_pairs(), pairs);
+        if let Some(gateway) = &pack.gateway {
+            prop_assert!((gateway.parent as usize) < number);
+            prop_assert_eq!(gateway.past_keys(), keys.len());
+            prop_assert!(
+                keys.iter().all(|(_, rows)| !rows.is_empty()),
+                "no key is in vain"
+            );
+            for run in &gateway.runs {
+                let (owner, row) = (run.pack as usize, run.rows.start as usize);
+                prop_assert_eq!(run.position, step.packs[owner].layout.position_ids[row]);
+            }
+            let own: u64 = layout
+                .roots()
+                .flat_map(|root| root.clone().map(move |row| (root.start, row)))
+                .map(|(root, row)| {
+                    let above = layout.position_ids[root as usize];
+                    u64::from(layout.position_ids[row as usize] - above) + 1
+                })
+                .sum();
+            prop_assert_eq!(gateway.visible_pairs() + own, pairs);
+        }
+    }
+    Ok(())
+}
+
+fn largest_tree(forests: &[PrefixForest]) -> usize {
+    let trees = forests.iter().flat_map(PrefixForest::trees);
+    trees.map(|tree| tree.rows.len()).max().unwrap_or(1)
+}
+
+/// Budgets from one token to everything, denser where trees are small.
+fn budgets(forests: &[PrefixForest]) -> Vec<usize> {
+    let largest = largest_tree(forests);
+    let mut budgets: Vec<usize> = (1..=largest.min(6)).collect();
+    budgets.extend([
+        largest / 7,
+        largest / 3,
+        largest / 2,
+        largest - 1,
+        largest,
+        2 * largest,
+    ]);
+    budgets.retain(|&budget| budget > 0);
+    budgets.sort_unstable();
+    budgets.dedup();
+    budgets
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// Rows, paths, visibility and predictions are those of the whole trees: merged and flat,
+    /// several tasks and roots, duplicates, strict prefixes, long nodes, padding.
+    #[test]
+    fn parts_are_the_whole(
+        trajectories in trajectories(7),
+        flat in any::<bool>(),
+        pad_to_multiple in 1usize..9,
+        loss in prop::sample::select(vec![
+            LossForm::LogLikelihood, LossForm::PerToken, LossForm::PerTrajectory,
+        ]),
+    ) {
+        let build = if flat { flat_forests } else { build_forests };
+        let forests = build(&trajectories).unwrap();
+        let whole = PackOptions { loss, pad_to_multiple, ..PackOptions::new(largest_tree(&forests)) };
+        let whole = pack_step(&trajectories, &forests, &whole).unwrap();
+        let mut rows: Vec<Prefix> = paths_of(&whole).concat();
+        rows.sort();
+        if !flat {
+            prop_assert_eq!(&rows, &prefixes(&trajectories).into_keys().collect::<Vec<_>>());
+        }
+        let predictions = predictions_of(&whole);
+        for token_budget in budgets(&forests) {
+            let mut counts = Vec::new();
+            for partitioning in MODES {
+                let options = PackOptions {
+                    loss, pad_to_multiple, partitioning, ..PackOptions::new(token_budget)
+                };
+                let step = pack_step(&trajectories, &forests, &options).unwrap();
+                check(&step, &options)?;
+                let mut own: Vec<Prefix> = paths_of(&step).concat();
+                own.sort();
+                prop_assert_eq!(&own, &rows, "every row is in one pack");
+                prop_assert_eq!(&predictions_of(&step), &predictions);
+                prop_assert_eq!(step.totals, whole.totals);
+                prop_assert_eq!(&step.trajectories, &whole.trajectories);
+                prop_assert_eq!(step.merged, whole.merged);
+                let again = pack_step(&trajectories, &forests, &options).unwrap();
+                prop_assert_eq!(&step, &again, "the same arguments give the same packs");
+                counts.push(step.packs.len());
+            }
+            prop_assert!(counts[1] <= counts[0], "shared parts are not more: {:?}", counts);
+        }
+    }
+}
+
+/// A budget that holds every tree changes nothing, and one that does not is refused by default.
+#[test]
+fn partitioning_touches_only_trees_over_the_budget() {
+    let trajectory = |task: &str, tokens: &[u32]| {
+        Trajectory::new(task, "run", tokens.to_vec(), vec![true; tokens.len()])
+    };
+    let trajectories = [
+        trajectory("a", &[1, 2]),
+        trajectory("b", &[1, 2, 3, 4, 5, 6, 7]),
+        trajectory("c", &[1, 2, 3]),
+    ];
+    let forests = build_forests(&trajectories).unwrap();
+    for partitioning in MODES {
+        let options = |token_budget, partitioning| PackOptions {
+            partitioning,
+            ..PackOptions::new(token_budget)
+        };
+        let whole = pack_step(&trajectories, &forests, &options(7, Partitioning::Refuse)).unwrap();
+        let step = pack_step(&trajectories, &forests, &options(7, partitioning)).unwrap();
+        assert_eq!(step, whole);
+
+        // The small trees share a pack; the parts of the large one are together.
+        let step = pack_step(&trajectories, &forests, &options(5, partitioning)).unwrap();
+        let tasks: Vec<_> = step
+            .packs
+            .iter()
+            .map(|pack| pack.task_ids.join("+"))
+            .collect();
+        assert_eq!(tasks, ["a+c", "b", "b"]);
+        assert!(step.packs[1].gateway.is_none());
+        let gateway = step.packs[2].gateway.as_ref().unwrap();
+        assert_eq!((gateway.parent, gateway.past_keys()), (1, 2));
+        assert_eq!(gateway.root_parents, [1]);
+        assert_eq!(step.packs[2].layout.position_ids, [2, 3, 4, 5, 6]);
+        // The prediction across the cut is the parent's.
+        assert_eq!(step.packs[1].occurrences.rows, [0, 1]);
+        assert_eq!(step.packs[1].occurrences.targets, [2, 3]);
+        let count: usize = step.packs.iter().map(|pack| pack.occurrences.len()).sum();
+        assert_eq!(
+            count,
+            predictions(&trajectories, Objective::PerOccurrence).len()
+        );
+    }
+}
+
+/// Rows of siblings before the cut are no past keys, and positions go on by depth.
+#[test]
+fn past_keys_skip_siblings_before_the_cut() {
+    let trajectory =
+        |tokens: &[u32]| Trajectory::new("t", "run", tokens.to_vec(), vec![true; tokens.len()]);
+    let trajectories = [
+        trajectory(&[1, 2, 3]),
+        trajectory(&[1, 2, 4, 5, 6, 7, 8, 9, 10]),
+        trajectory(&[1, 2, 11]),
+    ];
+    let forests = build_forests(&trajectories).unwrap();
+    for partitioning in MODES {
+        let options = PackOptions {
+            partitioning,
+            ..PackOptions::new(6)
+        };
+        let step = pack_step(&trajectories, &forests, &options).unwrap();
+        let tokens = step.packs.iter().map(|pack| pack.layout.tokens.clone());
+        let tokens: Vec<_> = tokens.collect();
+        assert_eq!(tokens, [vec![1, 2, 3, 4, 11], vec![5, 6, 7, 8, 9, 10]]);
+        let child = &step.packs[1];
+        let run = |rows, position| PastRun {
+            pack: 0,
+            rows,
+            position,
+            visible_to: 0..6,
+        };
+        let gateway = Gateway {
+            parent: 0,
+            runs: vec![run(0..2, 0), run(3..4, 2)],
+            root_parents: vec![2],
+        };
+        assert_eq!(child.gateway, Some(gateway));
+        assert_eq!(child.layout.position_ids, [3, 4, 5, 6, 7, 8]);
+        assert_eq!(child.layout.parents, [-1, 0, 1, 2, 3, 4]);
+    }
+}
