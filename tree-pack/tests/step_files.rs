@@ -6,17 +6,23 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use tree_pack::{
-    FileError, LossForm, PackOptions, PackedStep, Trajectory, build_forests, flat_forests,
-    pack_step,
+    FileError, Gateway, LossForm, PackOptions, PackedStep, Partitioning, Trajectory, build_forests,
+    flat_forests, pack_step,
 };
 
-fn step_of(trajectories: &[Trajectory], flat: bool, loss: LossForm) -> PackedStep {
+fn step_of(
+    trajectories: &[Trajectory],
+    flat: bool,
+    loss: LossForm,
+    token_budget: usize,
+) -> PackedStep {
     let build = if flat { flat_forests } else { build_forests };
     let forests = build(trajectories).unwrap();
     let options = PackOptions {
         loss,
         pad_to_multiple: 16,
-        ..PackOptions::new(4096)
+        partitioning: Partitioning::Shared,
+        ..PackOptions::new(token_budget)
     };
     pack_step(trajectories, &forests, &options).unwrap()
 }
@@ -28,7 +34,28 @@ fn small_step() -> PackedStep {
         &[trajectory([1, 2, 3]), trajectory([1, 2, 4])],
         false,
         LossForm::LogLikelihood,
+        4096,
     )
+}
+
+/// Two packs: 1 2 with one branch, and two more branches.
+fn partitioned_step() -> PackedStep {
+    let trajectory = |branch: u32| {
+        let tokens = [1, 2, branch].into_iter().chain([9; 3]).collect();
+        Trajectory::new("t", "r", tokens, vec![true; 6])
+    };
+    let step = step_of(
+        &[trajectory(3), trajectory(4), trajectory(5)],
+        false,
+        LossForm::LogLikelihood,
+        8,
+    );
+    assert_eq!(step.packs.len(), 2);
+    step
+}
+
+fn gateway(step: &mut PackedStep) -> &mut Gateway {
+    step.packs[1].gateway.as_mut().unwrap()
 }
 
 fn save_and_load(step: &PackedStep, path: &Path) -> Result<PackedStep, FileError> {
@@ -42,9 +69,10 @@ proptest! {
         trajectories in reference::trajectories(8),
         flat in any::<bool>(),
         loss in prop::sample::select(vec![LossForm::LogLikelihood, LossForm::PerTrajectory]),
+        token_budget in prop::sample::select(vec![3, 20, 4096]),
     ) {
         let folder = tempfile::tempdir().unwrap();
-        let step = step_of(&trajectories, flat, loss);
+        let step = step_of(&trajectories, flat, loss, token_budget);
         prop_assert_eq!(&save_and_load(&step, &folder.path().join("a")).unwrap(), &step);
         step.save(folder.path().join("b")).unwrap();
         let bytes = ["a", "b"].map(|name| std::fs::read(folder.path().join(name)).unwrap());
@@ -56,11 +84,13 @@ proptest! {
     fn damaged_files_give_an_answer(
         at in any::<prop::sample::Index>(),
         byte in any::<u8>(),
-        cut in prop::option::of(any::<prop::sample::Index>()),
+        cut in prop::option::weighted(0.2, any::<prop::sample::Index>()),
+        partitioned in any::<bool>(),
     ) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("step.safetensors");
-        small_step().save(&path).unwrap();
+        let step = if partitioned { partitioned_step() } else { small_step() };
+        step.save(&path).unwrap();
         let mut bytes = std::fs::read(&path).unwrap();
         let position = at.index(bytes.len());
         bytes[position] = byte;
@@ -69,11 +99,7 @@ proptest! {
         }
         std::fs::write(&path, bytes).unwrap();
         match PackedStep::load(&path) {
-            Ok(step) => {
-                for pack in step.packs {
-                    prop_assert_eq!(pack.layout.validate(), Ok(()));
-                }
-            }
+            Ok(step) => prop_assert_eq!(step.validate(), Ok(())),
             Err(error) => {
                 prop_assert!(error.to_string().starts_with(&path.display().to_string()));
             }
@@ -147,6 +173,75 @@ fn steps_that_contradict_themselves_are_refused() {
     ];
     for (expected, damage) in damages {
         let mut step = small_step();
+        damage(&mut step);
+        let message = save_and_load(&step, &path).unwrap_err().to_string();
+        assert!(
+            message.contains(expected),
+            "{message} instead of {expected}"
+        );
+    }
+}
+
+/// Of a pack with a gateway: rows that are not there or not ancestors, and wrong intervals.
+#[test]
+fn gateways_that_contradict_the_packs_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("step.safetensors");
+    type Damage = (&'static str, fn(&mut PackedStep));
+    let damages: [Damage; 13] = [
+        (
+            "pack 1: gateway: parent of pack 1: got 1, expected a pack before 1",
+            |step| gateway(step).parent = 1,
+        ),
+        (
+            "run 0: got rows 0..2 of pack 1, expected rows of an earlier pack",
+            |step| gateway(step).runs[0].pack = 1,
+        ),
+        ("run 0: got rows 0..20 of pack 0", |step| {
+            gateway(step).runs[0].rows.end = 20
+        }),
+        ("run 0: got rows 0..0 of pack 0", |step| {
+            gateway(step).runs[0].rows.end = 0
+        }),
+        ("run 0: got PastRun", |step| {
+            gateway(step).runs[0].visible_to.end = 4
+        }),
+        ("run 0: got PastRun", |step| {
+            gateway(step).runs[0].position = 1
+        }),
+        ("run 0: got PastRun", |step| {
+            gateway(step).runs[0].rows.end = 6
+        }),
+        ("run 1: got PastRun", |step| {
+            let again = gateway(step).runs[0].clone();
+            gateway(step).runs.push(again);
+        }),
+        (
+            "root_parents 0: got 2, expected a past key below 2",
+            |step| gateway(step).root_parents[0] = 2,
+        ),
+        (
+            "row before root 0: got 0, expected the last row of a segment",
+            |step| gateway(step).root_parents[0] = 0,
+        ),
+        (
+            "\"1.gateway.root_parents\": got U32 of shape [1], expected U32 of shape [2]",
+            |step| {
+                gateway(step).root_parents.pop();
+            },
+        ),
+        ("position of root 1: got 3, expected 2", |step| {
+            step.packs[1].layout.position_ids[4..]
+                .iter_mut()
+                .for_each(|position| *position += 1)
+        }),
+        (
+            "position of root 0: got 2, expected 0, or a gateway",
+            |step| step.packs[1].gateway = None,
+        ),
+    ];
+    for (expected, damage) in damages {
+        let mut step = partitioned_step();
         damage(&mut step);
         let message = save_and_load(&step, &path).unwrap_err().to_string();
         assert!(
