@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use tree_pack::TreeLayout;
+use tree_pack::{IndexMemory, TreeLayout};
 
 use crate::TreeMaskError;
 use crate::visibility::Visibility;
@@ -97,20 +97,10 @@ impl TreeMask {
         past: &[PastKeys],
         device: &Device,
     ) -> Result<Self, TreeMaskError> {
-        if past.len() != layouts.len() {
-            return Err(TreeMaskError::PastBatch {
-                found: past.len(),
-                expected: layouts.len(),
-            });
-        }
-        let past_len = past.iter().map(|keys| keys.start.len()).max().unwrap_or(0);
-        let rows = layouts.iter().zip(past).enumerate();
-        let rows = rows
-            .map(|(batch, (layout, past))| {
-                layout_intervals(batch, layout, padded_len, past, past_len)
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        Self::from_intervals(&rows, device)
+        Ok(Self::upload(
+            Visibility::from_layouts(layouts, padded_len, past)?,
+            device,
+        ))
     }
 
     /// The mask of a batch described key by key; all rows have the same `N` and `M`.
@@ -118,46 +108,28 @@ impl TreeMask {
     /// # Errors
     /// If the batch is empty, `M < N`, lengths differ, or an interval does not lie in `0..N`.
     pub fn from_intervals(rows: &[KeyIntervals], device: &Device) -> Result<Self, TreeMaskError> {
-        let first = rows.first().ok_or(TreeMaskError::EmptyBatch)?;
-        let (n_queries, n_keys) = (first.query_position.len(), first.key_start.len());
-        if n_queries == 0 {
-            return Err(TreeMaskError::EmptyBatch);
-        }
-        if n_keys < n_queries {
-            return Err(TreeMaskError::FewKeys {
-                keys: n_keys,
-                queries: n_queries,
-            });
-        }
-        for (batch, row) in rows.iter().enumerate() {
-            validate(batch, row, n_queries, n_keys)?;
-        }
-        let join = |field: fn(&KeyIntervals) -> &Vec<u32>| -> Vec<u32> {
-            rows.iter().flat_map(field).copied().collect()
-        };
-        let visibility = Visibility::new(
-            [rows.len(), n_queries, n_keys],
-            join(|r| &r.key_start),
-            join(|r| &r.key_end),
-            join(|r| &r.key_position),
-            join(|r| &r.query_position),
-        );
+        Ok(Self::upload(Visibility::from_intervals(rows)?, device))
+    }
+
+    fn upload(visibility: Visibility, device: &Device) -> Self {
         let device = device.clone().inner();
-        let tensor = |values: &[u32], len: usize| {
+        let batch_size = visibility.batch_size();
+        let tensor = |values: &[u32]| {
+            let shape = [batch_size, values.len() / batch_size];
             let values: Vec<i32> = values.iter().map(|&value| value as i32).collect();
-            Tensor::<2, Int>::from_data(TensorData::new(values, [rows.len(), len]), &device)
+            Tensor::<2, Int>::from_data(TensorData::new(values, shape), &device)
         };
         let tensors = MaskTensors {
-            key_start: tensor(visibility.key_start(), n_keys),
-            key_end: tensor(visibility.key_end(), n_keys),
-            key_position: tensor(visibility.key_position(), n_keys),
-            query_position: tensor(visibility.query_position(), n_queries),
+            key_start: tensor(visibility.key_start()),
+            key_end: tensor(visibility.key_end()),
+            key_position: tensor(visibility.key_position()),
+            query_position: tensor(visibility.query_position()),
         };
-        Ok(Self {
+        Self {
             visibility: Arc::new(visibility),
             tensors,
             device,
-        })
+        }
     }
 
     /// Number of batch rows, `B`.
@@ -179,6 +151,23 @@ impl TreeMask {
     /// a sliding window).
     pub fn visible_pairs(&self) -> u64 {
         self.visibility.visible_pairs()
+    }
+
+    /// Bytes of the intervals and positions, and of the plans made from them so far.
+    pub fn index_memory(&self) -> IndexMemory {
+        let tensors = &self.tensors;
+        let on_device = [
+            &tensors.key_start,
+            &tensors.key_end,
+            &tensors.key_position,
+            &tensors.query_position,
+        ];
+        let bytes = |tensor: &Tensor<2, Int>| tensor.shape().num_elements() * tensor.dtype().size();
+        self.visibility.index_memory()
+            + IndexMemory {
+                host_bytes: 0,
+                device_bytes: on_device.into_iter().map(bytes).sum::<usize>() as u64,
+            }
     }
 
     /// Device the mask was built for, without autodiff.
@@ -209,6 +198,60 @@ impl fmt::Debug for TreeMask {
             .field("n_keys", &self.n_keys())
             .field("device", &self.device)
             .finish()
+    }
+}
+
+impl Visibility {
+    /// What [`TreeMask::with_past_keys`] keeps on the host, without a device.
+    ///
+    /// # Errors
+    /// If a layout is longer than `padded_len`, or an array is inconsistent.
+    pub fn from_layouts(
+        layouts: &[TreeLayout],
+        padded_len: usize,
+        past: &[PastKeys],
+    ) -> Result<Self, TreeMaskError> {
+        if past.len() != layouts.len() {
+            return Err(TreeMaskError::PastBatch {
+                found: past.len(),
+                expected: layouts.len(),
+            });
+        }
+        let past_len = past.iter().map(|keys| keys.start.len()).max().unwrap_or(0);
+        let rows = layouts.iter().zip(past).enumerate();
+        let rows = rows
+            .map(|(batch, (layout, past))| {
+                layout_intervals(batch, layout, padded_len, past, past_len)
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        Self::from_intervals(&rows)
+    }
+
+    fn from_intervals(rows: &[KeyIntervals]) -> Result<Self, TreeMaskError> {
+        let first = rows.first().ok_or(TreeMaskError::EmptyBatch)?;
+        let (n_queries, n_keys) = (first.query_position.len(), first.key_start.len());
+        if n_queries == 0 {
+            return Err(TreeMaskError::EmptyBatch);
+        }
+        if n_keys < n_queries {
+            return Err(TreeMaskError::FewKeys {
+                keys: n_keys,
+                queries: n_queries,
+            });
+        }
+        for (batch, row) in rows.iter().enumerate() {
+            validate(batch, row, n_queries, n_keys)?;
+        }
+        let join = |field: fn(&KeyIntervals) -> &Vec<u32>| -> Vec<u32> {
+            rows.iter().flat_map(field).copied().collect()
+        };
+        Ok(Self::new(
+            [rows.len(), n_queries, n_keys],
+            join(|r| &r.key_start),
+            join(|r| &r.key_end),
+            join(|r| &r.key_position),
+            join(|r| &r.query_position),
+        ))
     }
 }
 

@@ -6,6 +6,8 @@ use std::ops::Range;
 use std::sync::MutexGuard;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tree_pack::IndexMemory;
+
 #[cfg(feature = "cubecl-backend")]
 use crate::kernels::attention::device_plan::DevicePlans;
 
@@ -79,6 +81,10 @@ impl TilePlan {
     /// Tiles, batch row by batch row.
     pub fn tiles(&self) -> &[Tile] {
         &self.tiles
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(self.tiles.as_slice()) + size_of_val(self.spans.as_slice())
     }
 
     /// Spans of a tile in ascending order of their keys, which do not overlap.
@@ -165,9 +171,64 @@ impl Visibility {
         pairs.map(|(&start, &end)| u64::from(end - start)).sum()
     }
 
+    /// Number of pairs of `query_rows` consecutive rows and `keys` consecutive keys (both from
+    /// multiples of their number on) in which some row sees some key: the blocks that a tiled
+    /// kernel cannot leave out.
+    ///
+    /// # Panics
+    /// If `query_rows` or `keys` is 0.
+    pub fn visited_blocks(
+        &self,
+        query_rows: usize,
+        keys: usize,
+        sliding_window: Option<usize>,
+    ) -> u64 {
+        let plan = self.build_plan(query_rows, sliding_window);
+        let of_tile = |tile: &Tile| {
+            // Spans ascend, but two of them may begin in one block.
+            let mut counted_until = 0;
+            let blocks = plan.spans(tile).iter().map(|span| {
+                let first = (span.key_start as usize / keys).max(counted_until);
+                let end = (span.key_end as usize).div_ceil(keys);
+                counted_until = end;
+                end.saturating_sub(first) as u64
+            });
+            blocks.sum::<u64>()
+        };
+        plan.tiles().iter().map(of_tile).sum()
+    }
+
+    /// Bytes of the intervals and positions, and of the plans made from them so far.
+    pub fn index_memory(&self) -> IndexMemory {
+        let arrays = [
+            &self.key_start,
+            &self.key_end,
+            &self.key_position,
+            &self.query_position,
+        ];
+        let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let host_bytes = arrays
+            .map(|array| size_of_val(array.as_slice()))
+            .iter()
+            .sum::<usize>()
+            + plans.iter().map(|(_, plan)| plan.bytes()).sum::<usize>();
+        drop(plans);
+        #[cfg(feature = "cubecl-backend")]
+        let device_bytes = self
+            .device_plans()
+            .iter()
+            .map(|(_, plan)| plan.bytes())
+            .sum();
+        #[cfg(not(feature = "cubecl-backend"))]
+        let device_bytes = 0;
+        IndexMemory {
+            host_bytes: host_bytes as u64,
+            device_bytes,
+        }
+    }
+
     /// The plan for tiles of `tile_rows` query rows, made on first use and shared afterwards.
     pub fn plan(&self, tile_rows: usize, sliding_window: Option<usize>) -> Arc<TilePlan> {
-        assert!(tile_rows > 0, "a tile has at least one row");
         let key = (tile_rows, sliding_window);
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, plan)) = plans.iter().find(|(known, _)| *known == key) {
@@ -186,6 +247,7 @@ impl Visibility {
     }
 
     fn build_plan(&self, tile_rows: usize, sliding_window: Option<usize>) -> TilePlan {
+        assert!(tile_rows > 0, "a tile has at least one row");
         let mut plan = TilePlan {
             tile_rows,
             tiles: Vec::new(),

@@ -23,6 +23,7 @@ pub mod rms_norm;
 mod router_loss;
 mod shadow;
 mod step_bound;
+mod step_time;
 pub mod swiglu;
 
 pub use gather_rows::{GatherPlan, gather_rows};
@@ -39,4 +40,7 @@ pub use rms_norm::{rms_norm, zero_centered_rms_norm};
 pub use router_loss::{RouterLoad, load_balancing_loss};
 pub use shadow::{shadow, widen_gradients};
 pub use step_bound::{ModelCost, StepBound, StepCounts};
+pub use step_time::{
+    Calibration, CalibrationOptions, FitError, StepTime, StepWork, TimedStep, calibrate,
+};
 pub use swiglu::swiglu;

@@ -6,7 +6,7 @@ use burn::tensor::{Int, Tensor};
 use burn_tree_attn::TreeMask;
 use burn_tree_ssm::{RecurrenceError, TreeRecurrence};
 use thiserror::Error;
-use tree_pack::{TreeBatch, TreeLayout};
+use tree_pack::{IndexMemory, TreeBatch, TreeLayout};
 
 /// A recurrence is not that of the batch of a [`BlockContext`].
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -110,6 +110,17 @@ impl BlockContext {
             }
         }
         Ok(())
+    }
+
+    /// Bytes of the mask, of the recurrence if a block has used it, and of the token ids on the host.
+    /// What belongs to the batch is in [`TreeBatch::index_memory`].
+    pub fn index_memory(&self) -> IndexMemory {
+        let recurrence = self.recurrence.get().map(TreeRecurrence::index_memory);
+        let tokens = IndexMemory {
+            host_bytes: size_of_val(self.host_tokens.as_slice()) as u64,
+            device_bytes: 0,
+        };
+        self.mask.index_memory() + recurrence.unwrap_or_default() + tokens
     }
 
     /// Who continues whom, for recurrent blocks. Built by the first of them and shared by all: a

@@ -27,13 +27,10 @@ pub struct StepCounts {
 impl StepCounts {
     /// Counts one pack. Padding costs nothing that a bound should count.
     pub fn of_pack(pack: &Pack) -> Self {
-        let mut rows = pack.occurrences.rows.clone();
-        rows.sort_unstable();
-        rows.dedup();
         Self {
             tokens: pack.layout.len() as u64,
             visible_pairs: pack.layout.visible_pairs(),
-            projected_rows: rows.len() as u64,
+            projected_rows: pack.occurrences.distinct_rows() as u64,
             predictions: pack.occurrences.rows.len() as u64,
         }
     }

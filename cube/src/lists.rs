@@ -28,6 +28,17 @@ impl<T: Clone> DeviceCache<T> {
     }
 }
 
+impl<T> DeviceCache<T> {
+    /// The sum of `bytes` over the devices that have used the plan.
+    pub fn sum(&self, bytes: impl Fn(&T) -> u64) -> u64 {
+        let entries = self
+            .0
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        entries.iter().map(|(_, lists)| bytes(lists)).sum()
+    }
+}
+
 impl<T> Clone for DeviceCache<T> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
@@ -111,6 +122,11 @@ impl DeviceSections {
             len,
             sections,
         })
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(&self) -> u64 {
+        (self.len * size_of::<u32>()) as u64
     }
 
     /// The whole buffer.

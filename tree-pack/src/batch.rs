@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
-use crate::{Pack, TreeLayout};
+use crate::{IndexMemory, Pack, TreeLayout};
 
 /// Packs as Burn tensors: `B` rows of `N` tokens, short rows padded at the end.
 #[derive(Clone, Debug)]
@@ -108,10 +108,31 @@ impl TreeBatch {
         tokens
     }
 
+    /// Bytes of all tensors but `tokens`, and of the layouts on the host.
+    pub fn index_memory(&self) -> IndexMemory {
+        let tensors = [
+            &self.position_ids,
+            &self.parents,
+            &self.key_start,
+            &self.key_end,
+        ];
+        let device_bytes: usize = tensors.into_iter().map(tensor_bytes).sum();
+        let layouts = self.layouts.iter().map(TreeLayout::bytes).sum::<usize>();
+        let own = IndexMemory {
+            host_bytes: layouts as u64,
+            device_bytes: device_bytes as u64,
+        };
+        own + self.occurrences.index_memory()
+    }
+
     /// Number of rows `B` and their length `N` including padding.
     pub fn dims(&self) -> [usize; 2] {
         self.tokens.dims()
     }
+}
+
+fn tensor_bytes<const D: usize>(tensor: &Tensor<D, Int>) -> usize {
+    tensor.shape().num_elements() * tensor.dtype().size()
 }
 
 fn copy(row: &mut [i32], values: impl Iterator<Item = i32>) {
@@ -151,6 +172,31 @@ impl OccurrenceBatch {
     /// Whether nothing is trained.
     pub fn is_empty(&self) -> bool {
         self.host_rows.is_empty()
+    }
+
+    /// Bytes of the tensors, and of the rows on the host.
+    pub fn index_memory(&self) -> IndexMemory {
+        let integers = [
+            &self.rows,
+            &self.targets,
+            &self.trajectories,
+            &self.token_indices,
+        ];
+        let floats = [
+            Some(&self.weights),
+            self.advantages.as_ref(),
+            self.old_log_probs.as_ref(),
+            self.ref_log_probs.as_ref(),
+        ];
+        let floats = floats.into_iter().flatten();
+        let float_bytes =
+            |tensor: &Tensor<1>| tensor.shape().num_elements() * tensor.dtype().size();
+        let device_bytes = integers.into_iter().map(tensor_bytes).sum::<usize>()
+            + floats.map(float_bytes).sum::<usize>();
+        IndexMemory {
+            host_bytes: size_of_val(self.host_rows.as_slice()) as u64,
+            device_bytes: device_bytes as u64,
+        }
     }
 
     fn new(packs: &[Pack], row_length: usize, device: &Device, dtype: FloatDType) -> Self {

@@ -54,6 +54,15 @@ impl TreeLayout {
         self.tokens.len()
     }
 
+    /// Bytes of the columns but `tokens`.
+    #[cfg(feature = "burn")]
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val(self.position_ids.as_slice())
+            + size_of_val(self.parents.as_slice())
+            + size_of_val(self.subtree_ends.as_slice())
+            + size_of_val(self.segments.as_slice())
+    }
+
     /// Whether the layout has no rows.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()

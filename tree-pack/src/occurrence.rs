@@ -46,6 +46,12 @@ impl Occurrences {
         self.rows.is_empty()
     }
 
+    /// Number of rows that predict something.
+    pub fn distinct_rows(&self) -> usize {
+        let repeated = self.rows.windows(2).filter(|pair| pair[0] == pair[1]);
+        self.rows.len() - repeated.count()
+    }
+
     fn with_inputs(inputs: Inputs) -> Self {
         Self {
             advantages: inputs.advantage.then(Vec::new),

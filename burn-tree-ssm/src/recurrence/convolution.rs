@@ -1,5 +1,7 @@
 //! Which tokens the taps of a causal convolution read, and which taps read a token.
 
+use tree_pack::IndexMemory;
+
 use super::{RecurrenceError, TreeRecurrence};
 
 /// Readers that one unit sums at least: with fewer, cutting the sum in parts is slower.
@@ -169,6 +171,24 @@ impl ConvolutionPlan {
     /// Who reads each position of the incoming tails.
     pub fn tail_readers(&self) -> &Readers {
         &self.tail_readers
+    }
+
+    /// Bytes of the lists and of their copies on devices.
+    pub fn index_memory(&self) -> IndexMemory {
+        let readers = [&self.row_readers, &self.tail_readers, &self.parts];
+        let lists = [&self.sources, &self.requested_sources, &self.plain_runs];
+        let lists = readers
+            .into_iter()
+            .flat_map(|readers| [&readers.offsets, &readers.readers])
+            .chain(lists);
+        #[cfg(feature = "cubecl-backend")]
+        let device_bytes = self.device_lists.sum(|lists| lists.bytes());
+        #[cfg(not(feature = "cubecl-backend"))]
+        let device_bytes = 0;
+        IndexMemory {
+            host_bytes: lists.map(|list| size_of_val(list.as_slice()) as u64).sum(),
+            device_bytes,
+        }
     }
 }
 

@@ -96,6 +96,11 @@ impl<L: ListIndex> DeviceLists<L> {
         })
     }
 
+    /// Bytes of all lists.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.sections.bytes()
+    }
+
     /// All lists as one buffer.
     pub(crate) fn buffer(&self) -> BufferArg {
         self.sections.buffer()

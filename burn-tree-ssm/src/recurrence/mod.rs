@@ -22,7 +22,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tree_pack::TreeLayout;
+use tree_pack::{IndexMemory, TreeLayout};
 
 pub use convolution::{ConvolutionPlan, Readers};
 pub use error::RecurrenceError;
@@ -426,14 +426,73 @@ impl TreeRecurrence {
         self.0.runs.get_or_init(|| runs::Runs::build(self))
     }
 
+    /// The most windows of which each needs the state after the one before: what cannot be computed
+    /// at the same time.
+    pub fn longest_chain(&self) -> usize {
+        // Windows up to the one that writes each slot. Paths that start from a slot come after it.
+        let mut until_slot = vec![0; self.n_slots()];
+        let mut longest = 0;
+        for (path, &entry) in self.path_entries().iter().enumerate() {
+            let mut chain = usize::try_from(entry).map_or(0, |slot| until_slot[slot]);
+            let offsets = self.path_offsets();
+            for window in offsets[path]..offsets[path + 1] {
+                chain += 1;
+                if let Ok(slot) = usize::try_from(self.window_slots()[window as usize]) {
+                    until_slot[slot] = chain;
+                }
+            }
+            longest = longest.max(chain);
+        }
+        longest
+    }
+
+    /// Rows that tiles of `tile_rows` rows compute: each window is rounded up to whole tiles.
+    ///
+    /// # Panics
+    /// If `tile_rows` is 0.
+    pub fn tiled_rows(&self, tile_rows: usize) -> usize {
+        let lengths = self.window_lengths().iter().map(|&length| length as usize);
+        lengths.map(|rows| rows.next_multiple_of(tile_rows)).sum()
+    }
+
+    /// Bytes of the lists that say how rows hang together, of those of runs and convolutions, and of
+    /// their copies on devices, as far as they have been made.
+    pub fn index_memory(&self) -> IndexMemory {
+        let inner = &*self.0;
+        let convolutions = inner
+            .convolutions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let convolutions: IndexMemory = convolutions.iter().map(|plan| plan.index_memory()).sum();
+        let tree = &inner.tree;
+        let host_bytes = size_of_val(tree.parents.as_slice())
+            + size_of_val(tree.subtree_ends.as_slice())
+            + size_of_val(tree.depths.as_slice())
+            + size_of_val(tree.roots.as_slice())
+            + size_of_val(tree.root_states.as_slice())
+            + size_of_val(inner.requested_rows.as_slice())
+            + inner.paths.bytes();
+        #[cfg(any(feature = "cubecl-backend", feature = "flex"))]
+        let host_bytes = host_bytes + inner.runs.get().map_or(0, runs::Runs::bytes);
+        #[cfg(feature = "cubecl-backend")]
+        let device_bytes = inner.device_lists.sum(|lists| lists.bytes())
+            + inner.run_lists.sum(|lists| lists.bytes());
+        #[cfg(not(feature = "cubecl-backend"))]
+        let device_bytes = 0;
+        convolutions
+            + IndexMemory {
+                host_bytes: host_bytes as u64,
+                device_bytes,
+            }
+    }
+
     /// Rows that tiles of `tile_rows` rows compute per row of the layouts: each window is rounded
     /// up to whole tiles. 1 means no padding.
     ///
     /// # Panics
     /// If `tile_rows` is 0.
     pub fn padding_factor(&self, tile_rows: usize) -> f64 {
-        let lengths = self.window_lengths().iter().map(|&length| length as usize);
-        let computed: usize = lengths.map(|rows| rows.next_multiple_of(tile_rows)).sum();
+        let computed = self.tiled_rows(tile_rows);
         let rows: usize = self.0.tree.layouts.iter().map(Range::len).sum();
         computed as f64 / rows as f64
     }

@@ -28,6 +28,25 @@ struct Path {
 }
 
 impl Paths {
+    pub(super) fn bytes(&self) -> usize {
+        let lists = [
+            &self.window_starts,
+            &self.window_lengths,
+            &self.path_offsets,
+            &self.slot_child_offsets,
+            &self.slot_children,
+            &self.initial_child_offsets,
+            &self.initial_children,
+        ];
+        lists
+            .map(|list| size_of_val(list.as_slice()))
+            .iter()
+            .sum::<usize>()
+            + size_of_val(self.window_slots.as_slice())
+            + size_of_val(self.path_entries.as_slice())
+            + size_of_val(self.levels.as_slice())
+    }
+
     pub(super) fn build(tree: &Tree, windows: &[Window], requested_rows: &[u32]) -> Self {
         let paths = heavy_paths(windows);
 

@@ -31,6 +31,23 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
+    pub(super) fn bytes(&self) -> usize {
+        let lists = [
+            &self.offsets,
+            &self.siblings,
+            &self.slot_child_offsets,
+            &self.slot_children,
+            &self.initial_child_offsets,
+            &self.initial_children,
+        ];
+        lists
+            .map(|list| size_of_val(list.as_slice()))
+            .iter()
+            .sum::<usize>()
+            + size_of_val(self.entries.as_slice())
+            + size_of_val(self.levels.as_slice())
+    }
+
     pub(super) fn build(recurrence: &TreeRecurrence) -> Self {
         let path_entries = recurrence.path_entries();
         let windows = |path: usize| {

@@ -47,7 +47,7 @@ impl WindowStats {
             stats.nodes += layout.segments.len();
             stats.windows += recurrence.n_windows();
             stats.levels = stats.levels.max(recurrence.levels().len());
-            stats.longest_chain = stats.longest_chain.max(longest_chain(&recurrence));
+            stats.longest_chain = stats.longest_chain.max(recurrence.longest_chain());
             for (rows, unit) in rows.chunks_mut(2).zip([WINDOW_ROWS, TILE_ROWS]) {
                 rows[0] += in_node_pieces(layout, unit);
                 let lengths = recurrence.window_lengths().iter();
@@ -73,25 +73,6 @@ fn in_node_pieces(layout: &TreeLayout, unit: usize) -> usize {
     lengths
         .map(|length| (length as usize).next_multiple_of(unit))
         .sum()
-}
-
-/// The most windows of which each needs the state after the one before.
-pub fn longest_chain(recurrence: &TreeRecurrence) -> usize {
-    // Windows up to the one that writes each slot. Paths that start from a slot come after it.
-    let mut until_slot = vec![0; recurrence.n_slots()];
-    let mut longest = 0;
-    for (path, &entry) in recurrence.path_entries().iter().enumerate() {
-        let mut chain = usize::try_from(entry).map_or(0, |slot| until_slot[slot]);
-        let offsets = recurrence.path_offsets();
-        for window in offsets[path]..offsets[path + 1] {
-            chain += 1;
-            if let Ok(slot) = usize::try_from(recurrence.window_slots()[window as usize]) {
-                until_slot[slot] = chain;
-            }
-        }
-        longest = longest.max(chain);
-    }
-    longest
 }
 
 #[cfg(test)]

@@ -80,6 +80,11 @@ impl DevicePlan {
         })
     }
 
+    /// Bytes on the device.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.sections.bytes()
+    }
+
     /// The whole buffer.
     pub(crate) fn buffer(&self) -> BufferArg {
         self.sections.buffer()

@@ -1,0 +1,312 @@
+//! The steps that are timed to find out what work costs.
+
+use tree_pack::{
+    PackOptions, PackedStep, PrefixForest, Trajectory, build_forests, flat_forests, pack_step,
+};
+
+use super::{FitError, StepTime, StepWork};
+
+/// How a [calibration](calibrate) is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CalibrationOptions {
+    /// Token ids are below this.
+    pub vocab_size: usize,
+    /// Most rows of a pack, as in the steps that will be predicted.
+    pub max_pack_rows: usize,
+    /// Packs are padded to a multiple of this, as in those steps.
+    pub pad_to_multiple: usize,
+    /// Whether the model has recurrent layers.
+    pub recurrent: bool,
+    /// About how long the calibration may take, in seconds. Packs are as large as this allows.
+    pub seconds: f64,
+}
+
+impl CalibrationOptions {
+    /// A calibration of about four seconds, without recurrent layers and padding.
+    pub fn new(vocab_size: usize, max_pack_rows: usize) -> Self {
+        Self {
+            vocab_size,
+            max_pack_rows,
+            pad_to_multiple: 1,
+            recurrent: false,
+            seconds: 4.0,
+        }
+    }
+}
+
+/// A step that was timed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TimedStep {
+    /// What it consists of.
+    pub name: &'static str,
+    /// What it works on.
+    pub work: StepWork,
+    /// What it took.
+    pub seconds: f64,
+}
+
+/// What a calibration found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Calibration {
+    /// The seconds of each kind of work.
+    pub step_time: StepTime,
+    /// The steps they were fitted to.
+    pub steps: Vec<TimedStep>,
+}
+
+impl Calibration {
+    /// Root of the mean square of the relative errors at the steps that were timed.
+    pub fn relative_error(&self) -> f64 {
+        let error = |step: &TimedStep| self.step_time.seconds(&step.work) / step.seconds - 1.0;
+        let squares = self.steps.iter().map(|step| error(step).powi(2));
+        (squares.sum::<f64>() / self.steps.len() as f64).sqrt()
+    }
+}
+
+/// Rows of the pack that tells how large the others may be.
+const FIRST_ROWS: usize = 256;
+
+/// Rows of all packs together, as a multiple of the largest pack's.
+const TOTAL_ROWS: f64 = 7.0;
+
+/// Runs of each step: the first is not timed, since kernels are compiled and tuned in it.
+const RUNS: usize = 3;
+
+/// Times a handful of synthetic steps and fits the cost of each kind of work to them.
+///
+/// `time_step` makes one optimizer step (forward, backward, update) that leaves nothing behind, waits
+/// for the device, and returns the seconds it took. Each step is made three times, of which the
+/// fastest of the last two counts: others who use the machine can only make a step slower.
+///
+/// # Errors
+/// What `time_step` returns, or [`FitError`] for a time that is not a positive number.
+pub fn calibrate<E: From<FitError>>(
+    options: &CalibrationOptions,
+    mut time_step: impl FnMut(&PackedStep) -> Result<f64, E>,
+) -> Result<Calibration, E> {
+    let mut seconds = |step: &PackedStep| -> Result<f64, E> {
+        let mut fastest = f64::INFINITY;
+        for run in 0..RUNS {
+            let seconds = time_step(step)?;
+            if run > 0 {
+                fastest = fastest.min(seconds);
+            }
+        }
+        Ok(fastest)
+    };
+    let largest = options.max_pack_rows.max(1);
+    let first_rows = FIRST_ROWS.min(largest);
+    let first = seconds(&one_path(first_rows, options))?;
+    let affordable = options.seconds / (TOTAL_ROWS * RUNS as f64 * first / first_rows as f64);
+    let rows = (affordable as usize).clamp(first_rows, largest);
+    let mut timed = Vec::new();
+    for (name, step) in synthetic_steps(rows, options) {
+        timed.push(TimedStep {
+            name,
+            work: StepWork::of_step(&step.packs, options.recurrent),
+            seconds: seconds(&step)?,
+        });
+    }
+    let step_time = StepTime::fit(timed.iter().map(|step| (step.work, step.seconds)))?;
+    Ok(Calibration {
+        step_time,
+        steps: timed,
+    })
+}
+
+fn one_path(rows: usize, options: &CalibrationOptions) -> PackedStep {
+    let path = star(0, [rows, 0, 0], 2, options.vocab_size);
+    pack(&path, build_forests(&path), rows, options)
+}
+
+/// Steps of packs of at most `rows` rows that differ in the kinds of work.
+fn synthetic_steps(rows: usize, options: &CalibrationOptions) -> Vec<(&'static str, PackedStep)> {
+    let part = |divisor: usize| (rows / divisor).max(1);
+    let trees = |count: usize, sizes: [usize; 3], every: usize| -> Vec<Trajectory> {
+        let trees = 0..count.max(1);
+        trees
+            .flat_map(|tree| star(tree, sizes, every, options.vocab_size))
+            .collect()
+    };
+    let merged = |trajectories: Vec<Trajectory>, budget: usize| {
+        pack(&trajectories, build_forests(&trajectories), budget, options)
+    };
+    let separate = |trajectories: Vec<Trajectory>, budget: usize| {
+        pack(&trajectories, flat_forests(&trajectories), budget, options)
+    };
+    vec![
+        (
+            "one path, all trained",
+            merged(trees(1, [rows, 0, 0], 1), rows),
+        ),
+        (
+            "one path, few trained",
+            merged(trees(1, [rows, 0, 0], 64), rows),
+        ),
+        (
+            "one path of half the rows",
+            merged(trees(1, [part(2), 0, 0], 2), rows),
+        ),
+        (
+            "short paths",
+            separate(trees(rows / 64, [64, 0, 0], 2), rows),
+        ),
+        (
+            "short answers",
+            merged(trees(1, [part(4), (rows - part(4)) / 24, 24], 2), rows),
+        ),
+        (
+            "four answers",
+            merged(trees(1, [part(2), 4, part(8)], 2), rows),
+        ),
+        (
+            "six small packs",
+            merged(trees(6, [part(8), 0, 0], 2), part(8)),
+        ),
+        ("one small pack", merged(trees(1, [part(8), 0, 0], 2), rows)),
+    ]
+}
+
+fn pack(
+    trajectories: &[Trajectory],
+    forests: Result<Vec<PrefixForest>, tree_pack::ForestError>,
+    budget: usize,
+    options: &CalibrationOptions,
+) -> PackedStep {
+    let options = PackOptions {
+        pad_to_multiple: options.pad_to_multiple.max(1),
+        ..PackOptions::new(budget)
+    };
+    let forests = forests.expect("the trajectories are valid");
+    pack_step(trajectories, &forests, &options).expect("every tree fits its budget")
+}
+
+/// Trajectories of `prompt` tokens in common and `answers` of `answer` tokens; every `every`-th token
+/// is trained.
+fn star(
+    tree: usize,
+    [prompt, answers, answer]: [usize; 3],
+    every: usize,
+    vocab_size: usize,
+) -> Vec<Trajectory> {
+    let token = |place: usize| (scramble((tree << 40 | place) as u64) % vocab_size as u64) as u32;
+    let trajectory = |number: usize, answer: usize| {
+        let own = (0..answer).map(|index| match index {
+            // Answers differ from their first token on.
+            0 => (number % vocab_size) as u32,
+            _ => token((number + 1) << 20 | index),
+        });
+        let tokens: Vec<u32> = (0..prompt).map(token).chain(own).collect();
+        let mask = (0..tokens.len()).map(|index| index % every == every - 1);
+        let mask = mask.collect();
+        Trajectory::new(tree.to_string(), number.to_string(), tokens, mask)
+    };
+    match answers {
+        0 => vec![trajectory(0, 0)],
+        _ => (0..answers)
+            .map(|number| trajectory(number, answer))
+            .collect(),
+    }
+}
+
+/// The finaliser of SplitMix64: spreads consecutive numbers.
+fn scramble(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRUE: StepWork = StepWork {
+        steps: 0.02,
+        packs: 3e-3,
+        rows: 5e-5,
+        block_pairs: 2e-9,
+        projected_rows: 8e-5,
+        recurrent_rows: 3e-5,
+        recurrent_chain: 4e-4,
+    };
+
+    fn options(recurrent: bool, max_pack_rows: usize) -> CalibrationOptions {
+        CalibrationOptions {
+            recurrent,
+            pad_to_multiple: 32,
+            ..CalibrationOptions::new(1000, max_pack_rows)
+        }
+    }
+
+    /// A machine that takes exactly what the work costs: the steps differ enough to tell the kinds
+    /// of work apart, and what was not measured is predicted, too.
+    #[test]
+    fn known_costs_are_recovered() {
+        for recurrent in [false, true] {
+            let known = StepTime::new(TRUE);
+            let options = options(recurrent, 4096);
+            let calibration = calibrate(&options, |step| {
+                Ok::<_, FitError>(known.seconds(&StepWork::of_step(&step.packs, recurrent)))
+            })
+            .unwrap();
+            assert!(calibration.relative_error() < 1e-6);
+            let found = calibration.step_time.seconds_of_one();
+            let kinds = if recurrent { 7 } else { 5 };
+            for kind in 0..kinds {
+                let (found, known) = (found[kind], known.seconds_of_one()[kind]);
+                let name = StepWork::NAMES[kind];
+                assert!(
+                    (found / known - 1.0).abs() < 1e-3,
+                    "{name}: {found} {known}"
+                );
+            }
+            let other = star(9, [300, 7, 90], 3, 500);
+            let step = pack(&other, build_forests(&other), 8192, &options);
+            let work = StepWork::of_step(&step.packs, recurrent);
+            let (found, known) = (calibration.step_time.seconds(&work), known.seconds(&work));
+            assert!((found / known - 1.0).abs() < 1e-4, "{found} {known}");
+        }
+    }
+
+    /// 0.1 ms a row: packs are smaller than the budget allows, and all runs together take about as
+    /// long as they may.
+    #[test]
+    fn packs_are_as_large_as_the_time_allows() {
+        let mut total = 0.0;
+        let calibration = calibrate(&options(false, 1 << 20), |step| {
+            let rows: usize = step.packs.iter().map(|pack| pack.padded_len).sum();
+            total += 1e-4 * rows as f64;
+            Ok::<_, FitError>(1e-4 * rows as f64)
+        })
+        .unwrap();
+        let largest = calibration.steps[0].work.rows;
+        // Packs are padded to a multiple of 32 rows.
+        assert!((largest - 4.0 / 21e-4).abs() < 32.0, "{largest}");
+        assert!((3.5..4.5).contains(&total), "{total}");
+    }
+
+    #[test]
+    fn the_smallest_budgets_and_vocabularies_work() {
+        for rows in [1, 2, 7, 63] {
+            let options = CalibrationOptions {
+                recurrent: true,
+                ..CalibrationOptions::new(1, rows)
+            };
+            let calibration = calibrate(&options, |_| Ok::<_, FitError>(1.0)).unwrap();
+            let packs = calibration
+                .steps
+                .iter()
+                .map(|step| step.work.rows / step.work.packs);
+            assert!(packs.clone().all(|mean| mean <= rows as f64), "{rows}");
+        }
+    }
+
+    #[test]
+    fn a_time_that_is_none_is_an_error() {
+        let result = calibrate(&options(false, 64), |_| Ok::<_, FitError>(0.0));
+        assert!(matches!(result, Err(FitError::Seconds { .. })));
+        let result = calibrate(&options(false, 64), |_| Err(FitError::NoSamples));
+        assert_eq!(result, Err(FitError::NoSamples));
+    }
+}

@@ -1,0 +1,309 @@
+//! How long a step will take on this machine, predicted from counts.
+//!
+//! The [step bound](crate::StepBound) counts floating-point operations, as if all were equally fast.
+//! What a step takes depends on more: the blocks of attention that are visited for a few visible
+//! pairs, the padding of recurrent windows and what has to wait for what, and what every pack and
+//! every step takes whatever its tokens. [`StepWork`] counts these, and [`StepTime`] has the seconds
+//! of one of each, fitted to [a few measured steps](calibrate).
+
+mod calibration;
+mod least_squares;
+
+use std::iter::Sum;
+use std::ops::Add;
+use std::slice::from_ref;
+
+use burn_tree_attn::{PastKeys, Visibility};
+use burn_tree_ssm::TreeRecurrence;
+use thiserror::Error;
+use tree_pack::Pack;
+
+pub use calibration::{Calibration, CalibrationOptions, TimedStep, calibrate};
+
+/// Query rows and keys of the blocks in which pairs of attention are counted. Kernels have other
+/// blocks, too, but none that sees less than some pair of a block computes the rest of it for free.
+const BLOCK: usize = 64;
+
+/// Rows of the tiles in which windows of recurrent layers are computed.
+const TILE_ROWS: usize = 16;
+
+/// Kinds of work.
+const KINDS: usize = 7;
+
+/// What the time of an optimizer step depends on. Counts of several packs or steps add up, and may
+/// be fractions: a tree's share of a pack.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepWork {
+    /// Optimizer steps.
+    pub steps: f64,
+    /// Packs.
+    pub packs: f64,
+    /// Rows that pass through the blocks, with padding.
+    pub rows: f64,
+    /// Pairs in the blocks of 64 rows and 64 keys in which some row sees some key, per head.
+    pub block_pairs: f64,
+    /// Rows projected on the vocabulary.
+    pub projected_rows: f64,
+    /// Rows of the windows of recurrent layers, each window rounded up to tiles of 16.
+    pub recurrent_rows: f64,
+    /// Windows of recurrent layers that have to be computed one after another.
+    pub recurrent_chain: f64,
+}
+
+impl StepWork {
+    /// Names of the counts, in the order of the fields.
+    pub const NAMES: [&str; KINDS] = [
+        "steps",
+        "packs",
+        "rows",
+        "pairs in visited blocks",
+        "projected rows",
+        "rows of recurrent windows",
+        "recurrent windows in a chain",
+    ];
+
+    /// Counts the packs of one step; what recurrent layers do only if the model has any.
+    ///
+    /// # Panics
+    /// If a layout contradicts itself, which none made by [`tree_pack`] does.
+    pub fn of_step<'a>(packs: impl IntoIterator<Item = &'a Pack>, recurrent: bool) -> Self {
+        let packs: Self = packs
+            .into_iter()
+            .map(|pack| Self::of_pack(pack, recurrent))
+            .sum();
+        Self {
+            steps: 1.0,
+            ..packs
+        }
+    }
+
+    /// Counts one pack.
+    ///
+    /// # Panics
+    /// As [`of_step`](Self::of_step).
+    pub fn of_pack(pack: &Pack, recurrent: bool) -> Self {
+        let layout = from_ref(&pack.layout);
+        let rows = pack.padded_len.max(1);
+        let visibility = Visibility::from_layouts(layout, rows, &[PastKeys::default()])
+            .unwrap_or_else(|error| panic!("{error}"));
+        let blocks = visibility.visited_blocks(BLOCK, BLOCK, None);
+        let (recurrent_rows, recurrent_chain) = match recurrent {
+            true => {
+                let recurrence = TreeRecurrence::from_layouts(layout, rows);
+                (recurrence.tiled_rows(TILE_ROWS), recurrence.longest_chain())
+            }
+            false => (0, 0),
+        };
+        Self {
+            steps: 0.0,
+            packs: 1.0,
+            rows: rows as f64,
+            block_pairs: blocks as f64 * (BLOCK * BLOCK) as f64,
+            projected_rows: pack.occurrences.distinct_rows() as f64,
+            recurrent_rows: recurrent_rows as f64,
+            recurrent_chain: recurrent_chain as f64,
+        }
+    }
+
+    fn values(&self) -> [f64; KINDS] {
+        [
+            self.steps,
+            self.packs,
+            self.rows,
+            self.block_pairs,
+            self.projected_rows,
+            self.recurrent_rows,
+            self.recurrent_chain,
+        ]
+    }
+}
+
+impl Add for StepWork {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            steps: self.steps + other.steps,
+            packs: self.packs + other.packs,
+            rows: self.rows + other.rows,
+            block_pairs: self.block_pairs + other.block_pairs,
+            projected_rows: self.projected_rows + other.projected_rows,
+            recurrent_rows: self.recurrent_rows + other.recurrent_rows,
+            recurrent_chain: self.recurrent_chain + other.recurrent_chain,
+        }
+    }
+}
+
+impl Sum for StepWork {
+    fn sum<I: Iterator<Item = Self>>(work: I) -> Self {
+        work.fold(Self::default(), Add::add)
+    }
+}
+
+/// Times to which nothing can be fitted.
+#[derive(Clone, Copy, Debug, PartialEq, Error)]
+pub enum FitError {
+    /// There are none.
+    #[error("no timed steps to fit to")]
+    NoSamples,
+    /// A time is not one.
+    #[error("timed step {index} took {seconds} s: expected more than 0")]
+    Seconds {
+        /// The step, counted from 0.
+        index: usize,
+        /// What was measured.
+        seconds: f64,
+    },
+}
+
+/// Seconds of each kind of work on one machine with one model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepTime {
+    seconds: [f64; KINDS],
+}
+
+impl StepTime {
+    /// Fits to measured steps: the seconds per unit, none of them negative, for which the squares of
+    /// the *relative* errors add up to least.
+    ///
+    /// Work of a kind that no step has is taken to cost nothing.
+    ///
+    /// # Errors
+    /// [`FitError`] if there are no steps, or a time is not a positive number.
+    ///
+    /// ```
+    /// use burn_tree_train::{StepTime, StepWork};
+    ///
+    /// let work = |rows| StepWork { steps: 1.0, rows, ..StepWork::default() };
+    /// let time = StepTime::fit([(work(100.0), 0.3), (work(400.0), 0.6)]).unwrap();
+    /// assert!((time.seconds(&work(1000.0)) - 1.2).abs() < 1e-9);
+    /// ```
+    pub fn fit(steps: impl IntoIterator<Item = (StepWork, f64)>) -> Result<Self, FitError> {
+        let mut rows = Vec::new();
+        for (index, (work, seconds)) in steps.into_iter().enumerate() {
+            if !(seconds.is_finite() && seconds > 0.0) {
+                return Err(FitError::Seconds { index, seconds });
+            }
+            rows.push(work.values().map(|count| count / seconds));
+        }
+        if rows.is_empty() {
+            return Err(FitError::NoSamples);
+        }
+        let ones = vec![1.0; rows.len()];
+        Ok(Self {
+            seconds: least_squares::non_negative(&rows, &ones),
+        })
+    }
+
+    /// The time if one of each kind of work takes as many seconds.
+    pub fn new(seconds_of_one: StepWork) -> Self {
+        Self {
+            seconds: seconds_of_one.values(),
+        }
+    }
+
+    /// Seconds that the work is predicted to take.
+    pub fn seconds(&self, work: &StepWork) -> f64 {
+        self.parts(work).iter().sum()
+    }
+
+    /// The same by kind of work, in the order of [`StepWork::NAMES`].
+    pub fn parts(&self, work: &StepWork) -> [f64; KINDS] {
+        let mut parts = work.values();
+        for (part, seconds) in parts.iter_mut().zip(self.seconds) {
+            *part *= seconds;
+        }
+        parts
+    }
+
+    /// Seconds of one unit of each kind, in the order of [`StepWork::NAMES`].
+    pub fn seconds_of_one(&self) -> [f64; KINDS] {
+        self.seconds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tree_pack::{PackOptions, Trajectory, build_forests, pack_step};
+
+    fn one_pack(trajectories: &[Trajectory], pad_to_multiple: usize) -> Pack {
+        let forests = build_forests(trajectories).unwrap();
+        let options = PackOptions {
+            pad_to_multiple,
+            ..PackOptions::new(4096)
+        };
+        pack_step(trajectories, &forests, &options)
+            .unwrap()
+            .packs
+            .remove(0)
+    }
+
+    /// A prompt of 128 tokens and two answers of 64, the last 32 of each trained.
+    fn fork() -> Vec<Trajectory> {
+        let path = |answer: u32| {
+            let tokens = (0..128).chain((0..64).map(|index| 1000 * answer + index));
+            let mask = (0..192).map(|index| index >= 160).collect();
+            Trajectory::new("fork", answer.to_string(), tokens.collect(), mask)
+        };
+        vec![path(1), path(2)]
+    }
+
+    #[test]
+    fn work_is_counted_as_it_is_computed() {
+        let pack = one_pack(&fork(), 100);
+        let work = StepWork::of_pack(&pack, true);
+        // 256 tokens in 300 rows. Rows 0..64, 64..128, 128..192 and 192..256 see 1, 2, 3 and 3 blocks
+        // of keys: the second answer does not see the first.
+        let expected = StepWork {
+            steps: 0.0,
+            packs: 1.0,
+            rows: 300.0,
+            block_pairs: 9.0 * 4096.0,
+            projected_rows: 64.0,
+            // Two windows of the prompt, and one of each answer after them.
+            recurrent_rows: 256.0,
+            recurrent_chain: 3.0,
+        };
+        assert_eq!(work, expected);
+        let without = StepWork::of_pack(&pack, false);
+        assert_eq!(
+            (without.recurrent_rows, without.recurrent_chain),
+            (0.0, 0.0)
+        );
+        let step = StepWork::of_step([&pack, &pack], true);
+        assert_eq!((step.steps, step.packs, step.rows), (1.0, 2.0, 600.0));
+    }
+
+    #[test]
+    fn times_that_are_none_are_refused() {
+        assert_eq!(StepTime::fit([]), Err(FitError::NoSamples));
+        let work = StepWork::default();
+        for seconds in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let error = StepTime::fit([(work, 1.0), (work, seconds)]).unwrap_err();
+            assert!(
+                error.to_string().starts_with("timed step 1 took"),
+                "{error}"
+            );
+        }
+    }
+
+    /// Noise can make a kind of work look as if it saved time.
+    #[test]
+    fn nothing_takes_less_than_no_time() {
+        let work = |rows, block_pairs| StepWork {
+            rows,
+            block_pairs,
+            ..StepWork::default()
+        };
+        let steps = [
+            (work(10.0, 1.0), 1.0),
+            (work(20.0, 90.0), 1.9),
+            (work(30.0, 1.0), 3.0),
+        ];
+        let time = StepTime::fit(steps).unwrap();
+        assert!(time.seconds_of_one().iter().all(|&seconds| seconds >= 0.0));
+        assert_eq!(time.seconds(&work(0.0, 100.0)), 0.0);
+        assert!((time.seconds(&work(10.0, 0.0)) - 1.0).abs() < 0.05);
+    }
+}
