@@ -173,7 +173,8 @@ impl Visibility {
 
     /// Number of pairs of `query_rows` consecutive rows and `keys` consecutive keys (both from
     /// multiples of their number on) in which some row sees some key: the blocks that a tiled
-    /// kernel cannot leave out.
+    /// kernel cannot leave out. Under a sliding window these are found by the positions in each block
+    /// of rows, so that a block may be counted of which the window hides all keys.
     ///
     /// # Panics
     /// If `query_rows` or `keys` is 0.

@@ -40,6 +40,39 @@ proptest! {
         prop_assert_eq!(mask.visible_pairs(), layout.visible_pairs());
     }
 
+    /// Blocks in which a row sees a key, by looking at every pair.
+    #[test]
+    fn visited_blocks_are_those_with_a_visible_pair(
+        case in cases(12),
+        query_rows in 1..70usize,
+        keys in 1..70usize,
+    ) {
+        let mask = case.mask(&device());
+        let visibility = mask.visibility();
+        let [n, m] = [mask.n_queries(), mask.n_keys()];
+        for window in [None, case.sliding_window] {
+            let mut visited = std::collections::BTreeSet::new();
+            for b in 0..mask.batch_size() {
+                for key in 0..m {
+                    let at = b * m + key;
+                    for row in visibility.key_start()[at]..visibility.key_end()[at] {
+                        let query_position = visibility.query_position()[b * n + row as usize];
+                        let reach = (visibility.key_position()[at] as usize)
+                            .saturating_add(window.unwrap_or(usize::MAX));
+                        if reach > query_position as usize {
+                            visited.insert((b, row as usize / query_rows, key / keys));
+                        }
+                    }
+                }
+            }
+            let counted = visibility.visited_blocks(query_rows, keys, window);
+            match window {
+                None => prop_assert_eq!(counted, visited.len() as u64),
+                Some(_) => prop_assert!(counted >= visited.len() as u64),
+            }
+        }
+    }
+
     /// The spans of a plan hold every visible pair exactly once, do not overlap, and say rightly
     /// which are full.
     #[test]

@@ -184,17 +184,21 @@ impl OccurrenceBatch {
         ];
         let floats = [
             Some(&self.weights),
+            Some(&self.multiplicities),
             self.advantages.as_ref(),
             self.old_log_probs.as_ref(),
             self.ref_log_probs.as_ref(),
+            self.sampling_log_probs.as_ref(),
         ];
         let floats = floats.into_iter().flatten();
         let float_bytes =
             |tensor: &Tensor<1>| tensor.shape().num_elements() * tensor.dtype().size();
         let device_bytes = integers.into_iter().map(tensor_bytes).sum::<usize>()
             + floats.map(float_bytes).sum::<usize>();
+        let host_bytes =
+            size_of_val(self.host_rows.as_slice()) + size_of_val(self.host_trajectories.as_slice());
         IndexMemory {
-            host_bytes: size_of_val(self.host_rows.as_slice()) as u64,
+            host_bytes: host_bytes as u64,
             device_bytes: device_bytes as u64,
         }
     }

@@ -149,7 +149,7 @@ fn synthetic_steps(rows: usize, options: &CalibrationOptions) -> Vec<(&'static s
         ),
         (
             "short paths",
-            separate(trees(rows / 64, [64, 0, 0], 2), rows),
+            separate(trees(rows / 64, [rows.min(64), 0, 0], 2), rows),
         ),
         (
             "short answers",
@@ -157,7 +157,7 @@ fn synthetic_steps(rows: usize, options: &CalibrationOptions) -> Vec<(&'static s
         ),
         (
             "four answers",
-            merged(trees(1, [part(2), 4, part(8)], 2), rows),
+            merged(trees(1, [part(2), 4, rows / 8], 2), rows),
         ),
         (
             "six small packs",
