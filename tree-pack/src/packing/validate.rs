@@ -63,4 +63,16 @@ impl PackedStep {
     pub fn validate(&self) -> Result<(), PacksError> {
         validate_packs(&self.packs)
     }
+
+    /// Most tokens that are held at once where each pack waits for those that continue it: the
+    /// largest sum over a pack and all that it continues, without padding.
+    pub fn retained_tokens(&self) -> usize {
+        let mut chains: Vec<usize> = Vec::with_capacity(self.packs.len());
+        for pack in &self.packs {
+            let above = pack.gateway.as_ref();
+            let above = above.map_or(0, |gateway| chains[gateway.parent as usize]);
+            chains.push(above + pack.layout.len());
+        }
+        chains.into_iter().max().unwrap_or(0)
+    }
 }

@@ -1,11 +1,19 @@
-//! The fewest connected parts of at most so many tokens.
+//! The fewest connected parts of at most so many tokens, and of those some that keep few tokens
+//! on their way to the leaves.
 //!
 //! The tree is that of its tokens: every one may begin a part. From the leaves to the root, a
-//! token takes in the open parts of its children, the lightest first, as long as the budget
-//! allows; the others are closed. Closing fewer is impossible, and whoever closes others is left
-//! with a heavier open part, so this takes the fewest parts and of those the lightest open part,
-//! below every token (S. Kundu and J. Misra, "A Linear Tree Partitioning Algorithm", SIAM Journal
-//! on Computing 6, 1977). The tokens of a node are taken in together.
+//! token takes in the **open** parts of its children, or closes them. Taking in the lightest, as
+//! many as the budget allows, leaves the fewest closed parts and of those the lightest open one
+//! (S. Kundu and J. Misra, "A Linear Tree Partitioning Algorithm", SIAM Journal on Computing 6,
+//! 1977). But of several ways that end with as few parts, this is often the worst to train on: it
+//! fills the open parts with side branches, and every part below has to wait for them.
+//!
+//! So a node keeps several states, none better than another in all of: closed parts, tokens of
+//! the open part, and tokens of the heaviest chain of parts below it. A state with two closed
+//! parts more than the fewest is in no best partition, since closing the open part takes only one
+//! more. Of the others at most [`STATES`] of each count are kept, always including the one that
+//! the rule above finds. The number of parts is therefore exact, the chain as good as these states
+//! tell. Subtrees that fit a part are not taken apart. Tokens of a node are taken in together.
 
 use crate::forest::Node;
 
@@ -19,51 +27,281 @@ pub struct Cut {
     pub top: u32,
 }
 
-/// One [`Cut`] for each node of a tree; a node comes before its children.
-pub fn fewest_cuts(nodes: &[Node], budget: u32) -> Vec<Cut> {
-    let mut cuts = vec![Cut::default(); nodes.len()];
-    let first_node = nodes[0].subtree_end_node - nodes.len() as u32;
-    let mut children: Vec<(u32, u32)> = Vec::new();
-    for (number, node) in nodes.iter().enumerate().rev() {
-        children.clear();
-        let mut child = number + 1;
-        let subtree_end = (node.subtree_end_node - first_node) as usize;
-        while child < subtree_end {
-            children.push((cuts[child].top, child as u32));
-            child = (nodes[child].subtree_end_node - first_node) as usize;
-        }
-        // The node's last token is between its children.
-        let kept = lightest_within(&mut children, budget - 1);
-        for &(_, closed) in &children[kept..] {
-            cuts[closed as usize].above = true;
-        }
-        let below: u32 = children[..kept].iter().map(|&(weight, _)| weight).sum();
-        let open = u64::from(below) + node.token_count() as u64;
-        // 1 to the budget.
-        cuts[number].top = ((open - 1) % u64::from(budget)) as u32 + 1;
-    }
-    cuts
+/// Most states of a node with equally many closed parts.
+const STATES: usize = 4;
+
+/// A way to cut what is below a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct State {
+    /// Closed parts, beyond those that all states of the node have.
+    closed: u32,
+    /// Tokens of the open part.
+    open: u32,
+    /// Tokens of the heaviest chain of closed parts below the open one.
+    chain: u64,
+    /// How it came about: a number of a [`Choice`].
+    last: u32,
 }
 
-/// Brings the lightest items whose weights add up to at most `room` to the front, in linear time;
-/// returns how many these are.
-fn lightest_within(items: &mut [(u32, u32)], room: u32) -> usize {
-    let weight = |items: &[(u32, u32)]| -> u64 { items.iter().map(|&(w, _)| u64::from(w)).sum() };
-    if weight(items) <= u64::from(room) {
-        return items.len();
-    }
-    // The first are known to fit, the last are known not to.
-    let (mut fitting, mut end, mut room) = (0, items.len(), u64::from(room));
-    while fitting < end {
-        let middle = (fitting + end) / 2;
-        items[fitting..end].select_nth_unstable(middle - fitting);
-        let sum = weight(&items[fitting..=middle]);
-        if sum <= room {
-            room -= sum;
-            fitting = middle + 1;
-        } else {
-            end = middle;
+/// What becomes of a child, in one state of its parent.
+#[derive(Clone, Copy, Debug)]
+struct Choice {
+    /// The choice for the child before, or [`NONE`].
+    previous: u32,
+    child: u32,
+    /// The child's state, as a number of all states.
+    state: u32,
+    /// Whether the child's open part is closed.
+    is_closed: bool,
+}
+
+const NONE: u32 = u32::MAX;
+
+/// One [`Cut`] for each node of a tree; a node comes before its children.
+pub fn fewest_cuts(nodes: &[Node], budget: u32) -> Vec<Cut> {
+    let mut states = States::new(nodes, budget);
+    for node in (0..nodes.len()).rev() {
+        if nodes[node].subtree_end - nodes[node].start > budget {
+            states.enter(node);
         }
     }
-    fitting
+    states.cuts()
+}
+
+struct States<'a> {
+    nodes: &'a [Node],
+    /// Number of the first node in its forest.
+    first_node: u32,
+    budget: u32,
+    /// States of all nodes whose subtrees do not fit a part.
+    all: Vec<State>,
+    /// For each node its states in `all`: none if its subtree fits a part.
+    ranges: Vec<(u32, u32)>,
+    choices: Vec<Choice>,
+}
+
+impl<'a> States<'a> {
+    fn new(nodes: &'a [Node], budget: u32) -> Self {
+        Self {
+            nodes,
+            first_node: nodes[0].subtree_end_node - nodes.len() as u32,
+            budget,
+            all: Vec::new(),
+            ranges: vec![(0, 0); nodes.len()],
+            choices: Vec::new(),
+        }
+    }
+
+    /// Calls `visit` for the children of a node.
+    fn for_each_child(&self, node: usize, mut visit: impl FnMut(u32)) {
+        let end = (self.nodes[node].subtree_end_node - self.first_node) as usize;
+        let mut child = node + 1;
+        while child < end {
+            visit(child as u32);
+            child = (self.nodes[child].subtree_end_node - self.first_node) as usize;
+        }
+    }
+
+    /// States of a node in `all`, or the only one of a subtree that fits a part.
+    fn of(&self, node: u32) -> (u32, &[State], Option<State>) {
+        let (start, end) = self.ranges[node as usize];
+        let whole = (start == end).then(|| {
+            let Node {
+                start, subtree_end, ..
+            } = self.nodes[node as usize];
+            State {
+                closed: 0,
+                open: subtree_end - start,
+                chain: 0,
+                last: NONE,
+            }
+        });
+        (start, &self.all[start as usize..end as usize], whole)
+    }
+
+    /// Tokens of the lightest open part of those with the fewest closed ones.
+    fn lightest(&self, node: u32) -> u32 {
+        let (_, states, whole) = self.of(node);
+        whole.unwrap_or_else(|| states[0]).open
+    }
+
+    /// Finds the states of a node whose children have theirs.
+    fn enter(&mut self, node: usize) {
+        let mut children = Vec::new();
+        self.for_each_child(node, |child| children.push(child));
+        children.sort_unstable_by_key(|&child| self.lightest(child));
+        let rest = Lightest::new(children.iter().map(|&child| self.lightest(child)));
+        // The last token is between the children.
+        let fewest = rest.left_out(0, self.budget - 1);
+        let mut front = vec![State {
+            closed: 0,
+            open: 1,
+            chain: 0,
+            last: NONE,
+        }];
+        let mut candidates = Vec::new();
+        for (index, &child) in children.iter().enumerate() {
+            candidates.clear();
+            for &before in &front {
+                self.for_each_choice(before, child, |state, choice| {
+                    let room = self.budget.checked_sub(state.open);
+                    let more = room.map(|room| rest.left_out(index + 1, room));
+                    if more.is_some_and(|more| state.closed + more <= fewest + 1) {
+                        let more = state.closed + more.unwrap_or(0) - fewest;
+                        candidates.push((more, state, choice));
+                    }
+                });
+            }
+            keep_best(&mut candidates);
+            front.clear();
+            for &(_, state, choice) in &candidates {
+                self.choices.push(choice);
+                let last = self.choices.len() as u32 - 1;
+                front.push(State { last, ..state });
+            }
+        }
+        self.close_inside(node, front);
+    }
+
+    /// Calls `visit` for every way to go on with a child.
+    fn for_each_choice(&self, before: State, child: u32, mut visit: impl FnMut(State, Choice)) {
+        let (first, states, whole) = self.of(child);
+        let states = if whole.is_some() {
+            whole.as_slice()
+        } else {
+            states
+        };
+        let choice = |index: usize, is_closed| Choice {
+            previous: before.last,
+            child,
+            state: first + index as u32,
+            is_closed,
+        };
+        for (index, state) in states.iter().enumerate() {
+            let taken_in = State {
+                closed: before.closed + state.closed,
+                // At most twice the budget.
+                open: before.open + state.open,
+                chain: before.chain.max(state.chain),
+                ..before
+            };
+            visit(taken_in, choice(index, false));
+        }
+        let closable = states
+            .iter()
+            .enumerate()
+            .filter(|(_, state)| state.closed == 0);
+        let lightest = closable.min_by_key(|(_, state)| u64::from(state.open) + state.chain);
+        if let Some((index, state)) = lightest {
+            let closed = State {
+                closed: before.closed + 1,
+                chain: before.chain.max(u64::from(state.open) + state.chain),
+                ..before
+            };
+            visit(closed, choice(index, true));
+        }
+    }
+
+    /// Takes in the tokens of a node above its last one.
+    fn close_inside(&mut self, node: usize, mut front: Vec<State>) {
+        let above = self.nodes[node].token_count() as u64 - 1;
+        let budget = u64::from(self.budget);
+        for state in &mut front {
+            let open = u64::from(state.open) + above;
+            let closed = (open - 1) / budget;
+            state.closed += closed as u32;
+            state.open = (open - closed * budget) as u32;
+            state.chain += closed * budget;
+        }
+        let fewest = front.iter().map(|state| state.closed).min().unwrap_or(0);
+        let mut candidates: Vec<_> = front
+            .into_iter()
+            .map(|state| State {
+                closed: state.closed - fewest,
+                ..state
+            })
+            .filter(|state| state.closed <= 1)
+            .map(|state| (state.closed, state, ()))
+            .collect();
+        keep_best(&mut candidates);
+        let start = self.all.len() as u32;
+        self.all
+            .extend(candidates.into_iter().map(|(_, state, ())| state));
+        self.ranges[node] = (start, self.all.len() as u32);
+    }
+
+    /// From the best state of the root downwards, what has been chosen.
+    fn cuts(&self) -> Vec<Cut> {
+        let mut cuts = vec![Cut::default(); self.nodes.len()];
+        // The state chosen for each node that has several.
+        let mut chosen = vec![NONE; self.nodes.len()];
+        let (start, states, _) = self.of(0);
+        let fewest = (start..).zip(states).filter(|(_, state)| state.closed == 0);
+        let best = fewest.min_by_key(|(_, state)| u64::from(state.open) + state.chain);
+        if let Some((state, _)) = best {
+            chosen[0] = state;
+        }
+        for node in 0..self.nodes.len() {
+            let (_, _, whole) = self.of(node as u32);
+            let state = whole.unwrap_or_else(|| self.all[chosen[node] as usize]);
+            cuts[node].top = state.open;
+            let mut next = state.last;
+            while next != NONE {
+                let choice = self.choices[next as usize];
+                cuts[choice.child as usize].above = choice.is_closed;
+                chosen[choice.child as usize] = choice.state;
+                next = choice.previous;
+            }
+        }
+        cuts
+    }
+}
+
+/// Items in ascending order of weight, of which as many as possible are to fit a room.
+struct Lightest {
+    /// Sums of the weights before each item.
+    sums: Vec<u64>,
+}
+
+impl Lightest {
+    fn new(weights: impl Iterator<Item = u32>) -> Self {
+        let mut sums = vec![0];
+        for weight in weights {
+            sums.push(sums[sums.len() - 1] + u64::from(weight));
+        }
+        Self { sums }
+    }
+
+    /// Of the items from `first` on, how many have to be left out.
+    fn left_out(&self, first: usize, room: u32) -> u32 {
+        let most = self.sums[first] + u64::from(room);
+        let fitting = self.sums[first..].partition_point(|&sum| sum <= most) - 1;
+        (self.sums.len() - 1 - first - fitting) as u32
+    }
+}
+
+/// Removes states that another one is at least as good as, and all but [`STATES`] of those that
+/// end with the fewest closed parts (the first number is 0) and one more (it is 1). The state with
+/// the fewest closed parts, of those with the lightest open part, becomes the first.
+fn keep_best<T: Copy>(candidates: &mut Vec<(u32, State, T)>) {
+    candidates.sort_unstable_by_key(|&(_, state, _)| state);
+    let mut kept: Vec<(u32, State, T)> = Vec::with_capacity(candidates.len().min(8 * STATES));
+    for &candidate in candidates.iter() {
+        let (_, state, _) = candidate;
+        // Those before have no more closed parts.
+        let is_no_better = |(_, other, _): &(u32, State, T)| {
+            other.open <= state.open && other.chain <= state.chain
+        };
+        if !kept.iter().any(is_no_better) {
+            kept.push(candidate);
+        }
+    }
+    candidates.clear();
+    for more in [0, 1] {
+        let group: Vec<_> = kept.iter().filter(|entry| entry.0 == more).collect();
+        let count = group.len().min(STATES);
+        // Evenly, with the first and the last.
+        let steps = count.max(2) - 1;
+        candidates.extend((0..count).map(|index| *group[index * (group.len() - 1) / steps]));
+    }
 }
