@@ -126,7 +126,7 @@ fn poison(recurrence: &TreeRecurrence, heads: Heads, dtype: DType) {
         (recurrence.rows(), key_dim),
         (recurrence.rows(), value_dim),
         (recurrence.rows(), 64),
-        (recurrence.rows(), 4),
+        (recurrence.rows(), 5),
         (states, key_dim * value_dim),
     ] {
         for dtype in [dtype, DType::F32] {

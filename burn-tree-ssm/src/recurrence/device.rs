@@ -15,7 +15,6 @@ use super::{ConvolutionPlan, TreeRecurrence};
 /// Lists of a [`TreeRecurrence`]; see its methods of the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecurrenceList {
-    Parents,
     SubtreeEnds,
     WindowStarts,
     WindowLengths,
@@ -121,11 +120,9 @@ impl TreeRecurrence {
     /// The lists on the device of `near`.
     pub(crate) fn on_device(&self, near: &CubeTensor) -> Arc<DeviceLists<RecurrenceList>> {
         self.0.device_lists.get(near, |client| {
-            let [parents, slots, entries] =
-                [self.parents(), self.window_slots(), self.path_entries()].map(unsigned);
+            let [slots, entries] = [self.window_slots(), self.path_entries()].map(unsigned);
             // In the order of `RecurrenceList`.
             let lists: [&[u32]; _] = [
-                &parents,
                 self.subtree_ends(),
                 self.window_starts(),
                 self.window_lengths(),

@@ -165,6 +165,39 @@ fn gate_gradients_are_precise_row_by_row() {
     }
 }
 
+/// Gradients of strong decays by themselves. Little passes such a row beside what stays between the
+/// rows above it: sums of both, of which the latter would have to cancel, lose the former.
+#[test]
+fn gradients_of_strong_decays_are_precise_row_by_row() {
+    let nodes = vec![(None, 100), (Some(0), 64), (Some(0), 20), (Some(0), 9)];
+    let recurrence = recurrence(&Forest(nodes));
+    let inputs = Inputs::random(&recurrence, HEADS, SLOW, 9);
+    let is_strong = |row: usize| row % 4 == 3;
+    let inputs = Inputs {
+        log_decay: changed(&inputs.log_decay, is_strong, |x| x - 12.0),
+        ..inputs
+    }
+    .rounded(DType::F32);
+    let (found, expected) = (run(&inputs), inputs.expected());
+    let heads = found.log_decay.dims()[2];
+    let strong = |x: &Tensor<3>| -> Vec<f64> {
+        let numbers = values(x).into_iter().enumerate();
+        let of_strong = numbers.filter(|(index, _)| is_strong(index / heads));
+        of_strong.map(|(_, number)| number).collect()
+    };
+    let (found, expected) = (strong(&found.log_decay), strong(&expected.log_decay));
+    let mean = expected.iter().map(|x| x.abs()).sum::<f64>() / expected.len() as f64;
+    assert!(mean < 1e-4, "of {mean:e}: not strong");
+    for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        // Sums of log decays of up to 16 * 12 are known to 16 * 12 * 2^-24 = 1e-5.
+        let error = (found - expected).abs() / expected.abs().max(0.1 * mean);
+        assert!(
+            error < 2e-4,
+            "number {index}: {found:e} instead of {expected:e}"
+        );
+    }
+}
+
 /// Between rows that are not on one path, decays differ by factors that overflow; on a path of
 /// strong decays, products of two exponentials would.
 #[test]

@@ -3,8 +3,7 @@
 use cubecl::prelude::*;
 
 use super::window::{
-    BETA, GRAD_BETA, GRAD_SUM, NO_PARENT, Problem, SUM, ZERO, end_in_window, entry, gate_index,
-    path_of, window_at,
+    BETA, GRAD_BETA, GRAD_LOG_DECAY, GRAD_SUM, Problem, SUM, end_in_window, gate_index, window_at,
 };
 
 /// The gates of each row and head: sum of the log decay over the row's path within its window, and
@@ -36,13 +35,14 @@ pub(super) fn window_gates(
         gates[first + SUM] = sum;
         gates[first + BETA] = beta[(window.start + row) * heads + window.head];
         gates[first + GRAD_SUM] = 0.0f32;
+        gates[first + GRAD_LOG_DECAY] = 0.0f32;
         gates[first + GRAD_BETA] = 0.0f32;
         at += CUBE_DIM as usize;
     }
 }
 
-/// Gradients of the log decay and of beta, `[R, HV]`: the former are sums of those of the sums
-/// that they are part of. One cube for each window.
+/// Gradients of the log decay and of beta, `[R, HV]`: the former with those of the sums that they
+/// are part of. One cube for each window.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn gate_gradients(
     gate_values: &[f32],
@@ -56,28 +56,19 @@ pub(super) fn gate_gradients(
     }
     let heads = problem.value_heads as usize;
     let rows = window_at(schedule, &problem, CUBE_POS, 0usize).rows;
-    let first = schedule[(problem.window_starts as usize) + CUBE_POS] as usize;
-    let mut from_zero = schedule[problem.parents as usize + first] == NO_PARENT;
-    if from_zero {
-        let path = path_of(schedule, &problem, CUBE_POS);
-        from_zero = entry(schedule, &problem, path) == ZERO;
-    }
     let mut at = UNIT_POS as usize;
     while at < rows * heads {
         let window = window_at(schedule, &problem, CUBE_POS, at % heads);
         let row = at / heads;
-        let is_root = schedule[problem.parents as usize + window.start + row] == NO_PARENT;
-        let mut sum = 0.0f32;
-        // The decay of a state of zeros: the terms cancel, but for rounding.
-        if !(is_root && from_zero) {
-            let end = end_in_window(schedule, &problem, &window, row) as usize;
-            for below in row..end {
-                sum += gate_values[gate_index(&problem, &window, below) + GRAD_SUM];
-            }
+        let gates = gate_index(&problem, &window, row);
+        let mut sum = gate_values[gates + GRAD_LOG_DECAY];
+        let end = end_in_window(schedule, &problem, &window, row) as usize;
+        for below in row..end {
+            sum += gate_values[gate_index(&problem, &window, below) + GRAD_SUM];
         }
         let target = (window.start + row) * heads + window.head;
         grad_log_decay[target] = sum;
-        grad_beta[target] = gate_values[gate_index(&problem, &window, row) + GRAD_BETA];
+        grad_beta[target] = gate_values[gates + GRAD_BETA];
         at += CUBE_DIM as usize;
     }
 }

@@ -4,9 +4,10 @@
 //! `(I + E . A) U = diag(beta) (V - diag(e^G) K H)`. So `X = Tg^T dU` is the gradient of the right
 //! side, and `-X U^T`, strictly below the diagonal, that of `E . A`.
 //!
-//! Gradients of the sums of the log decay come from products with exponentials of differences of
-//! sums. Those of a row with itself, whose factor is constant, are left out: they would cancel
-//! exactly, and in floating point leave errors that are large beside gradients under strong decay.
+//! The log decay of a row scales everything that passes from above it, the state before the window
+//! and the rows there, to itself and the rows below: its gradient is the sum of what passes. What
+//! does not pass is not part of any sum: it would cancel only up to rounding, which is large beside
+//! what passes under strong decay.
 
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -17,8 +18,9 @@ use super::tile::{
     sum_columns, sum_rows, transposed, write, write_product_of_square, zeros,
 };
 use super::window::{
-    GRAD_BETA, GRAD_SUM, Problem, Window, decay, gate_index, head_key_rows, inverse_rows, key_rows,
-    load_gates, scale_by_decays, value_rows, window_of_cube, window_state,
+    GRAD_BETA, GRAD_LOG_DECAY, GRAD_SUM, Gates, Problem, Window, decay, gate_index, head_key_rows,
+    inverse_rows, key_rows, load_gates, scale_by_decays, sees, value_rows, window_of_cube,
+    window_state,
 };
 
 /// `X = Tg^T dU`, in place of `dU`, the gradient `diag(beta) X` of the values, and what
@@ -225,14 +227,14 @@ pub(super) fn key_gradients_of_pairs<E: Float>(
         &mut stage,
         &mut products,
     );
-    // What a pair adds to the gradient of its row's sum of log decays and takes from its column's.
-    let mut pairs = zeros(4usize);
+    // What passes between the rows of each pair.
+    let mut passed = zeros(4usize);
     let mut beta_sums = Quad::zeroed();
     #[unroll]
     for r in 0..4usize {
         let beta = gates.beta[row + r];
         let mut sum = 0.0f32;
-        let mut pair = Quad::zeroed();
+        let mut of_row = Quad::zeroed();
         let mut grad = Quad::zeroed();
         #[unroll]
         for c in 0..4usize {
@@ -242,11 +244,11 @@ pub(super) fn key_gradients_of_pairs<E: Float>(
             }
             let of_beta = of_product * products[r].extract(c);
             sum += of_beta;
-            pair.insert(c, beta * of_beta);
+            of_row.insert(c, beta * of_beta);
             grad.insert(c, beta * of_product);
         }
         beta_sums.insert(r, sum);
-        pairs[r] = pair;
+        passed[r] = of_row;
         grads[r] = grad;
     }
     // Both halves; blocks on the diagonal hold both of their own.
@@ -295,21 +297,10 @@ pub(super) fn key_gradients_of_pairs<E: Float>(
         &mut stage,
         &mut products,
     );
+    scale_by_decays(&mut grads, &gates, scale, true);
     #[unroll]
     for r in 0..4usize {
-        let mut pair = pairs[r];
-        let mut grad = Quad::zeroed();
-        #[unroll]
-        for c in 0..4usize {
-            let of_product = scale * decay(&gates, column + c, row + r) * grads[r].extract(c);
-            grad.insert(c, of_product);
-            if row + r != column + c {
-                let sum = pair.extract(c) - of_product * products[r].extract(c);
-                pair.insert(c, sum);
-            }
-        }
-        pairs[r] = pair;
-        grads[r] = grad;
+        products[r] *= grads[r];
     }
     sync_cube();
     put(&grads, 0usize, &mut square, SQUARE_LANES);
@@ -336,15 +327,16 @@ pub(super) fn key_gradients_of_pairs<E: Float>(
         from += TILE;
     }
 
-    let mut of_rows = Quad::zeroed();
-    let mut of_columns = Quad::zeroed();
+    sync_cube();
+    put(&passed, 0usize, &mut square, SQUARE_LANES);
+    sync_cube();
+    let mirrored = transposed(&products);
     #[unroll]
     for r in 0..4usize {
-        of_rows.insert(r, pairs[r].vector_sum());
-        of_columns += pairs[r];
+        square[(column + r) * SQUARE_STRIDE + row / 4] += mirrored[r];
     }
-    let sums = sum_columns(of_rows, &mut square) - sum_rows(of_columns, &mut square);
-    add_to_gates(sums, gate_values, GRAD_SUM, &problem, &window);
+    let sums = sum_passing(&gates, &mut square);
+    add_to_gates(sums, gate_values, GRAD_LOG_DECAY, &problem, &window);
     let sums = sum_columns(beta_sums, &mut square);
     add_to_gates(sums, gate_values, GRAD_BETA, &problem, &window);
 }
@@ -444,32 +436,80 @@ pub(super) fn key_gradients_of_states<E: Float>(
 
     let before = sum_columns(before_sums, &mut scratch);
     let after = sum_columns(after_sums, &mut scratch);
-    let mut total = sum_columns(carried, &mut scratch) * Quad::new(gates.sums[last].exp());
+    let through = sum_columns(carried, &mut scratch) * Quad::new(gates.sums[last].exp());
     if is_first() {
         let mut of_sums = Quad::zeroed();
         #[unroll]
         for c in 0..4usize {
             let row = UNIT_POS as usize * 4 + c;
-            let mut of_sum = before.extract(c) * gates.beta[row];
-            if row != last {
-                of_sum -= after.extract(c);
-                let sum = total.extract(c) + after.extract(c);
-                total.insert(c, sum);
-            }
-            of_sums.insert(c, of_sum);
+            of_sums.insert(c, before.extract(c) * gates.beta[row]);
         }
         add_to_gates(of_sums, gate_values, GRAD_SUM, &problem, &window);
         add_to_gates(before, gate_values, GRAD_BETA, &problem, &window);
-        scratch[UNIT_POS as usize * SQUARE_STRIDE] = total;
+        let quads = UNIT_POS as usize * SQUARE_STRIDE;
+        scratch[quads] = after;
+        scratch[quads + 1] = through;
     }
     sync_cube();
-    if UNIT_POS == 0 {
-        let mut sum = Quad::zeroed();
+    // To the state after the window, all its rows pass what comes from above: if there is one, they
+    // are a piece of a node.
+    let mut of_rows = Quad::zeroed();
+    if is_first() {
+        let mut passed = Quad::zeroed();
         for unit in 0..UNIT_ROWS {
-            sum += scratch[unit * SQUARE_STRIDE];
+            passed += scratch[unit * SQUARE_STRIDE + 1];
         }
-        gate_values[gate_index(&problem, &window, last) + GRAD_SUM] += sum.vector_sum();
+        for unit in 0..UNIT_POS as usize {
+            passed += scratch[unit * SQUARE_STRIDE];
+        }
+        let mut sum = passed.vector_sum();
+        #[unroll]
+        for c in 0..4usize {
+            of_rows.insert(c, sum);
+            sum += after.extract(c);
+        }
     }
+    add_to_gates(of_rows, gate_values, GRAD_LOG_DECAY, &problem, &window);
+}
+
+/// For every row of a tile, the sum of what passes it, of numbers for pairs of rows (row of the tile)
+/// and ancestors (column) in shared memory: from ancestors of the row to itself and the rows below
+/// it. Numbers of other pairs are zero. The units of [`is_first`] get the sums of rows
+/// `4 UNIT_POS ..`. All units must arrive; the tile is used up.
+#[cube]
+fn sum_passing(gates: &Gates, pairs: &mut Shared<[Quad]>) -> Quad {
+    sync_cube();
+    if UNIT_POS < comptime!(TILE as u32) {
+        // In place of each number, the sum of those before it in its row.
+        let mut before = 0.0f32;
+        for quad in 0..SQUARE_LANES {
+            let at = UNIT_POS as usize * SQUARE_STRIDE + quad;
+            let numbers = pairs[at];
+            let mut sums = Quad::zeroed();
+            #[unroll]
+            for c in 0..4usize {
+                sums.insert(c, before);
+                before += numbers.extract(c);
+            }
+            pairs[at] = sums;
+        }
+    }
+    sync_cube();
+    let row = block_row(SQUARE_LANES);
+    let column = block_column(SQUARE_LANES);
+    let mut of_columns = Quad::zeroed();
+    #[unroll]
+    for r in 0..4usize {
+        let sums = pairs[(row + r) * SQUARE_STRIDE + column / 4];
+        #[unroll]
+        for c in 0..4usize {
+            if sees(gates, row + r, column + c) {
+                let sum = of_columns.extract(c) + sums.extract(c);
+                of_columns.insert(c, sum);
+            }
+        }
+    }
+    sum_rows(of_columns, pairs)
 }
 
 /// Adds the sums that the units of [`is_first`] have for four rows each to the rows' gates.

@@ -6,8 +6,6 @@ use super::tile::{Matrix, Quad, SQUARE_LANES, TILE, block_column, block_row};
 
 /// Not a slot.
 pub(super) const NOWHERE: u32 = u32::MAX;
-/// The parent of roots.
-pub(super) const NO_PARENT: u32 = u32::MAX;
 /// The entry of a state of zeros.
 pub(super) const ZERO: u32 = u32::MAX;
 /// Entries from here on are initial states: 0 is `ZERO - 1`, 1 is `ZERO - 2`, and so on.
@@ -26,13 +24,10 @@ pub(super) struct Problem {
     pub items: u32,
     /// First path of the launch's level.
     pub first_path: u32,
-    pub parents: u32,
     pub subtree_ends: u32,
     pub window_starts: u32,
     pub window_lengths: u32,
     pub window_slots: u32,
-    /// Number of paths.
-    pub paths: u32,
     pub path_offsets: u32,
     pub path_entries: u32,
     /// Number of requested rows.
@@ -174,22 +169,6 @@ pub(super) fn entry(schedule: &[u32], problem: &Problem, path: usize) -> u32 {
     schedule[problem.path_entries as usize + path]
 }
 
-/// The path of a window: the last that starts with it or before it.
-#[cube]
-pub(super) fn path_of(schedule: &[u32], problem: &Problem, window: usize) -> usize {
-    let mut path = 0u32;
-    let mut end = problem.paths;
-    while path + 1 < end {
-        let middle = (path + end) / 2;
-        if schedule[(problem.path_offsets + middle) as usize] as usize <= window {
-            path = middle;
-        } else {
-            end = middle;
-        }
-    }
-    path as usize
-}
-
 /// Where the state after a window's last row is stored, or [`NOWHERE`].
 #[cube]
 pub(super) fn slot(schedule: &[u32], problem: &Problem, window: &Window) -> u32 {
@@ -207,13 +186,15 @@ pub(super) struct Gates {
 }
 
 /// Numbers of a row and head in the buffer of gates.
-pub(super) const GATES: usize = 4;
+pub(super) const GATES: usize = 5;
 /// The sum of the log decay.
 pub(super) const SUM: usize = 0;
 pub(super) const BETA: usize = 1;
-/// Gradient of the sum of the log decay.
+/// What each of the log decays of [`SUM`] gets from what passes through all of them.
 pub(super) const GRAD_SUM: usize = 2;
-pub(super) const GRAD_BETA: usize = 3;
+/// What the row's log decay gets from what passes from rows above it.
+pub(super) const GRAD_LOG_DECAY: usize = 3;
+pub(super) const GRAD_BETA: usize = 4;
 
 /// Index of the gates of a row of the window.
 #[cube]
