@@ -8,8 +8,9 @@ use burn_tree_attn::vector::Storage;
 
 use crate::gated_delta_rule::native::{self, Problem, Results, Shapes};
 use crate::gated_delta_rule::{
-    self, GatedDeltaRuleImplementation, GatedDeltaRuleSettings, Inputs, Saved,
+    self, GatedDeltaRuleImplementation, GatedDeltaRuleSettings, Inputs, Saved, lowest_log_decay,
 };
+use crate::precision::at_least_f32;
 use crate::{TreeRecurrence, TreeSsmOps};
 
 /// A type that a Flex tensor stores. The values computed with are stored by some tensor, too.
@@ -188,6 +189,7 @@ fn problem<'a, E: FlexFloat>(
         key: inputs.key.storage(),
         value: inputs.value.storage(),
         log_decay: inputs.log_decay.storage(),
+        lowest_log_decay: lowest_log_decay(at_least_f32(inputs.value.dtype())),
         beta: inputs.beta.storage(),
         initial_states: inputs.initial_states.storage(),
     }

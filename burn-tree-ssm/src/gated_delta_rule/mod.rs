@@ -14,7 +14,7 @@ pub(crate) mod native;
 pub mod reference;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::precision::at_least_f32;
 use crate::{TreeRecurrence, TreeSsmOps};
@@ -77,16 +77,17 @@ pub struct GatedDeltaRuleOutput {
 /// * `value`: `[B, N, HV, DV]`, `HV` a multiple of `HK`: value head `h` uses query and key head
 ///   `h / (HV / HK)`
 /// * `log_decay`: `[B, N, HV]` the `g` of the equations, in f32 (f64 if the value is): in less,
-///   slow decays are lost. Finite, and of moderate size: decays are exponentials of differences of
-///   its sums over at most a window, so that the error of each is about `2^-24` of the magnitude
-///   summed there. To forget a state, start a root, not a token with an enormous decay
+///   slow decays are lost. Decays are exponentials of differences of its sums over at most a window,
+///   so that the error of each is about `2^-24` (`2^-53`) of the magnitude summed there. A row can
+///   forget the state with a `g` as low as it likes, `-inf` included: below -104 (-750), where
+///   `exp(g)` is 0, it counts as that
 /// * `beta`: `[B, N, HV]` in any of the supported dtypes
 /// * `recurrence`: for `B` rows of `N`
 /// * `initial_states`: `[G, HV, DK, DV]` in f32 (f64), the `S_p` of the roots that start from one;
 ///   exactly if the recurrence names any
 ///
 /// Query, key and value share one of f64, f32, f16, bf16; states and sums are kept in f32 (f64 for
-/// f64). All inputs must be finite: siblings and small trees may share a window, and with it a NaN.
+/// f64). All other inputs must be finite: siblings and small trees may share a window, and with it a NaN.
 /// Padding gives exact zeros and passes no gradient. Differentiable in all tensors; so are
 /// the states that are returned.
 ///
@@ -204,6 +205,18 @@ pub fn try_tree_gated_delta_rule(
         states: (requested > 0)
             .then(|| Tensor::<4>::from_dispatch(states).slice_dim(0, 0..requested)),
     })
+}
+
+/// Log decays below this count as this: the exponential is 0 in f32, and sums that hold it keep the
+/// digits of other log decays.
+pub(crate) const LOWEST_LOG_DECAY: f32 = -104.0;
+
+/// [`LOWEST_LOG_DECAY`] of computations in f32 or f64.
+pub(crate) fn lowest_log_decay(dtype: FloatDType) -> f64 {
+    match dtype {
+        FloatDType::F64 => -750.0,
+        _ => LOWEST_LOG_DECAY.into(),
+    }
 }
 
 /// Tensors of a call, as [`TreeSsmOps::gated_delta_rule`] gets them.

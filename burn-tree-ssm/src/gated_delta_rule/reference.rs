@@ -34,6 +34,7 @@ pub fn tree_gated_delta_rule(
     let query = columns(query, key_dim) * scale;
     let key = columns(key, key_dim);
     let value = columns(value, value_dim);
+    // An exponential that underflows, or that of -inf, is 0: the row forgets its parent's state.
     let decay = log_decay.cast(wide).exp().reshape([rows, heads, 1, 1]);
     let beta = beta.cast(wide).reshape([rows, heads, 1, 1]);
 

@@ -1,12 +1,12 @@
 //! Faults that users found in other implementations, each as a test by name.
 
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_tree_ssm::GatedDeltaRuleImplementation::Automatic;
+use burn_tree_ssm::GatedDeltaRuleImplementation::{Automatic, Generic};
 use burn_tree_ssm::TreeRecurrence;
 
 use crate::HEADS;
 use crate::delta_rule::{Inputs, Results, SLOW, STRONG};
-use crate::support::{Forest, device, reference_device, values};
+use crate::support::{Forest, computes_in, device, reference_device, values};
 
 fn recurrence(forest: &Forest) -> TreeRecurrence {
     let layout = forest.layout();
@@ -195,6 +195,44 @@ fn gradients_of_strong_decays_are_precise_row_by_row() {
             error < 2e-4,
             "number {index}: {found:e} instead of {expected:e}"
         );
+    }
+}
+
+/// A log decay that leaves nothing starts a new sequence, wherever it is in a window, and costs the
+/// decays after it none of their digits.
+#[test]
+fn a_reset_starts_a_new_sequence() {
+    let one = Forest(vec![(None, 150)]).layout();
+    let two = Forest(vec![(None, 88), (None, 62)]).layout();
+    let recurrence = |layout, states: &[_]| {
+        TreeRecurrence::from_layouts(&[layout], 150)
+            .with_initial_states(states)
+            .with_requested_rows(&[149])
+    };
+    let separate = Inputs::random(&recurrence(two, &[Some(0), None]), HEADS, SLOW, 10);
+    let recurrence = recurrence(one, &[Some(0)]);
+    for (dtype, lowest, forward, backward) in [
+        // Sums that hold a reset are known to 104 * 2^-24 = 6e-6 at each of 62 rows.
+        (DType::F32, -1e9, 5e-5, 5e-5),
+        (DType::F64, -1e9, 1e-10, 1e-10),
+    ] {
+        if !computes_in(dtype) {
+            continue;
+        }
+        let separate = separate.clone().rounded(dtype);
+        let expected = separate.expected();
+        for reset in [lowest, f64::NEG_INFINITY] {
+            let inputs = Inputs {
+                recurrence: recurrence.clone(),
+                log_decay: changed(&separate.log_decay, |row| row == 88, |_| reset),
+                ..separate.clone()
+            };
+            inputs.expected().assert_close(&expected, 1e-14, 1e-14);
+            for implementation in [Automatic, Generic] {
+                let found = inputs.found(&device(), dtype, implementation);
+                found.assert_close(&expected, forward, backward);
+            }
+        }
     }
 }
 

@@ -67,6 +67,13 @@ impl<B: Backend> Array<B> {
         Self(B::float_exp(self.0))
     }
 
+    /// `minimum` in place of smaller numbers; NaN stays.
+    pub(super) fn at_least(self, minimum: f64) -> Self {
+        let bool = get_device_settings::<B>(&self.0.device()).bool_dtype;
+        let lower = B::float_lower_elem(self.0.clone(), minimum.into(), bool);
+        Self(B::float_mask_fill(self.0, lower, minimum.into()))
+    }
+
     /// Sums over a dimension, which stays with size 1.
     pub(super) fn sum(self, dim: usize) -> Self {
         Self(B::float_sum_dim(self.0, dim))

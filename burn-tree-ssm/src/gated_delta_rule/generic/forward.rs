@@ -7,7 +7,7 @@ use super::array::Array;
 use super::inverse::unit_lower_inverse;
 use super::tiles::{Step, Tiles, fit_columns};
 use crate::TreeRecurrence;
-use crate::gated_delta_rule::{GatedDeltaRuleSettings, Inputs};
+use crate::gated_delta_rule::{GatedDeltaRuleSettings, Inputs, lowest_log_decay};
 use crate::precision::at_least_f32;
 
 /// What a window knows without its entry state; first dimensions `[W, HV, ..]`.
@@ -51,7 +51,9 @@ impl<B: Backend> Local<B> {
         let value = tiles.gather(inputs.value.clone(), 1);
         let beta = gate(&inputs.beta);
         // Sums, not products of matrices, which some devices compute in less than f32.
-        let log_decay = (&tiles.mask * gate(&inputs.log_decay).t()).sum(3);
+        let lowest = lowest_log_decay(at_least_f32(inputs.value.dtype()));
+        let log_decay = gate(&inputs.log_decay).at_least(lowest);
+        let log_decay = (&tiles.mask * log_decay.t()).sum(3);
         let last = (&tiles.exit * &log_decay).sum(2);
 
         // Where the mask is 0 the exponent may be large: it is replaced before, not after.

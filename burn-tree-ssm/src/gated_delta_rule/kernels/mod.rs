@@ -11,6 +11,7 @@
 )]
 
 pub(crate) mod accelerated;
+mod log_decay;
 pub(crate) mod portable;
 
 use burn::backend::TensorMetadata;

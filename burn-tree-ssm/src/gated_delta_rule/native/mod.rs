@@ -58,6 +58,8 @@ pub(crate) struct Problem<'a, E: Storage> {
     pub(crate) key: &'a [E],
     pub(crate) value: &'a [E],
     pub(crate) log_decay: &'a [E::Compute],
+    /// Lower log decays count as this.
+    pub(crate) lowest_log_decay: f64,
     pub(crate) beta: &'a [E::Compute],
     pub(crate) initial_states: &'a [E::Compute],
 }

@@ -132,14 +132,21 @@ impl<T: Real> Gates<T> {
         head: usize,
     ) {
         let (rows, heads) = (window.len(), problem.shapes.heads);
+        let lowest = T::from_f64(problem.lowest_log_decay);
         self.log_decay.clear();
         self.beta.clear();
         for (i, row) in window.rows.clone().enumerate() {
             let before = window
                 .parent(i)
                 .map_or(T::ZERO, |parent| self.log_decay[parent]);
-            self.log_decay
-                .push(before + problem.log_decay[row * heads + head]);
+            let log_decay = problem.log_decay[row * heads + head];
+            // NaN stays.
+            let log_decay = if log_decay < lowest {
+                lowest
+            } else {
+                log_decay
+            };
+            self.log_decay.push(before + log_decay);
             self.beta.push(problem.beta[row * heads + head]);
         }
         let exp = |values: &mut Vec<T>, values_of: &dyn Fn(usize) -> T| {

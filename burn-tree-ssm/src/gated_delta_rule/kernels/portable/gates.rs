@@ -2,6 +2,7 @@
 
 use cubecl::prelude::*;
 
+use super::super::log_decay::log_decay_of;
 use super::window::{
     BETA, GRAD_BETA, GRAD_LOG_DECAY, GRAD_SUM, Problem, SUM, end_in_window, gate_index, window_at,
 };
@@ -28,7 +29,7 @@ pub(super) fn window_gates(
         let mut sum = 0.0f32;
         for ancestor in 0..row + 1 {
             if (row as u32) < end_in_window(schedule, &problem, &window, ancestor) {
-                sum += log_decay[(window.start + ancestor) * heads + window.head];
+                sum += log_decay_of(log_decay[(window.start + ancestor) * heads + window.head]);
             }
         }
         let first = gate_index(&problem, &window, row);

@@ -5,6 +5,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use tree_training_cube::matrix::*;
 
+use super::super::super::log_decay::log_decay_of;
 use super::super::blocks::*;
 
 /// Planes of a cube, one per 16-row tile.
@@ -180,7 +181,7 @@ pub(crate) fn gated_delta_rule_backward_local<E: Float>(
         let mut end = 0u32;
         if unit < length {
             let at = ((start + unit) * value_heads + head) as usize;
-            log = log_decay[at] * comptime!(core::f32::consts::LOG2_E);
+            log = log_decay_of(log_decay[at]) * comptime!(core::f32::consts::LOG2_E);
             of_beta = beta[at];
             end = min(subtree_ends[(start + unit) as usize] - start, length);
         }
