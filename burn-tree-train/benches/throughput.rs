@@ -13,7 +13,7 @@ use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use burn_tree_train::{
     GatherPlan, LmHeadOptions, TreeTrainOps, gather_rows, rms_norm, swiglu, token_log_probs,
 };
-use tree_pack::OccurrenceBatch;
+use tree_pack::{LossForm, OccurrenceBatch};
 use tree_training_devices::device_from_environment;
 
 const HIDDEN: usize = 1024;
@@ -190,6 +190,7 @@ impl Bench<'_> {
             Tensor::from_data(TensorData::new(values, [rows]), self.device)
         };
         let occurrences = OccurrenceBatch {
+            loss_form: LossForm::default(),
             rows: integers((0..rows as i32).collect()),
             targets: integers((0..rows).map(|row| (row * 7919 % VOCAB) as i32).collect()),
             weights: Tensor::ones([rows], self.device),

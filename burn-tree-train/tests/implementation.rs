@@ -9,7 +9,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_tree_train::{GatherPlan, LmHeadOptions, gather_rows, rms_norm, swiglu, token_log_probs};
 use support::{device, numbers};
-use tree_pack::OccurrenceBatch;
+use tree_pack::{LossForm, OccurrenceBatch};
 use tree_training_devices::Events;
 
 /// Forward and backward of all operations that have kernels.
@@ -24,6 +24,7 @@ fn run_all() {
         Tensor::from_data(TensorData::from(values), &device())
     };
     let occurrences = OccurrenceBatch {
+        loss_form: LossForm::default(),
         rows: integers([0, 2, 2]),
         targets: integers([4, 9, 0]),
         weights: Tensor::ones([3], &device()),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
-use crate::{IndexMemory, Pack, TreeLayout};
+use crate::{IndexMemory, LossForm, Pack, TreeLayout};
 
 /// Packs as Burn tensors: `B` rows of `N` tokens, short rows padded at the end.
 #[derive(Clone, Debug)]
@@ -29,6 +29,8 @@ pub struct TreeBatch {
 /// [`crate::Occurrences`] of a whole batch as tensors of length `n`, in ascending order of row.
 #[derive(Clone, Debug)]
 pub struct OccurrenceBatch {
+    /// The form of loss that they were made for: decides what was merged.
+    pub loss_form: LossForm,
     /// `[n]` row in the flattened `[B * N]` batch.
     pub rows: Tensor<1, Int>,
     /// `[n]` token ids.
@@ -60,9 +62,9 @@ impl TreeBatch {
     /// largest `padded_len`.
     ///
     /// # Panics
-    /// If only some of the packs carry advantages, old or reference log-probabilities, if a pack
-    /// is longer than its `padded_len`, or if `B * N` exceeds `i32::MAX`. Packs made by
-    /// [`crate::pack_step`] never do the first two.
+    /// If only some of the packs carry advantages or log-probabilities, if they were made for
+    /// different forms of loss, if a pack is longer than its `padded_len`, or if `B * N` exceeds
+    /// `i32::MAX`. Packs of one [`crate::pack_step`] never do the first three.
     pub fn new(packs: &[Pack], device: &Device) -> Self {
         Self::with_dtype(packs, device, FloatDType::F32)
     }
@@ -248,9 +250,18 @@ impl OccurrenceBatch {
             .flat_map(|columns| &columns.trajectories)
             .copied()
             .collect();
+        let mut loss_forms = columns()
+            .filter(|columns| !columns.is_empty())
+            .map(|columns| columns.loss_form);
+        let loss_form = loss_forms.next().unwrap_or_default();
+        assert!(
+            loss_forms.all(|other| other == loss_form),
+            "the packs of the batch were made for different forms of loss"
+        );
         let multiplicities = columns().flat_map(|columns| &columns.multiplicities);
         let multiplicities: Vec<f32> = multiplicities.map(|&count| count as f32).collect();
         Self {
+            loss_form,
             multiplicities: floats(TensorData::new(multiplicities, [count])),
             rows: integers(host_rows.iter().map(|&row| row as i32).collect()),
             targets: as_i32(|columns| &columns.targets),

@@ -60,6 +60,7 @@ mod objective;
 mod occurrence;
 mod pack;
 mod packing;
+mod preference;
 mod reader;
 mod stats;
 mod step;
@@ -87,6 +88,7 @@ pub use packing::{
     OccurrenceName, PackError, PackOptions, PackedStep, PacksError, Partitioning, StepTrajectory,
     pack_step, validate_packs,
 };
+pub use preference::{PairError, PairRule, PreferencePair, preference_pairs};
 pub use reader::{ReadError, TrajectoryReader, load_trajectories, read_trajectories};
 pub use stats::{ActiveOverLength, TreeStats};
 pub use step::StepPlanner;

@@ -95,7 +95,7 @@ impl fmt::Display for Aggregation {
 
 /// On what the loss of a prediction depends: decides which occurrences may be merged, and which
 /// inputs they carry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LossForm {
     /// `weight * nll` (supervised fine-tuning). Always merged; carries no inputs.
     #[default]

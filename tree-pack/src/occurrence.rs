@@ -12,6 +12,8 @@ use crate::trajectory::Trajectory;
 /// [`LossForm::AdvantageWeighted`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Occurrences {
+    /// The form of loss that they were made for: decides what was merged.
+    pub loss_form: LossForm,
     /// Row whose hidden state makes the prediction.
     pub rows: Vec<u32>,
     /// Token id predicted.
@@ -52,8 +54,9 @@ impl Occurrences {
         self.rows.len() - repeated.count()
     }
 
-    fn with_inputs(inputs: Inputs) -> Self {
+    fn new(loss_form: LossForm, inputs: Inputs) -> Self {
         Self {
+            loss_form,
             advantages: inputs.advantage.then(Vec::new),
             old_log_probs: inputs.old_log_prob.then(Vec::new),
             ref_log_probs: inputs.ref_log_prob.then(Vec::new),
@@ -66,6 +69,7 @@ impl Occurrences {
     pub(crate) fn without_entries(&self) -> Self {
         let like = |column: &Option<Vec<f32>>| column.as_ref().map(|_| Vec::new());
         Self {
+            loss_form: self.loss_form,
             advantages: like(&self.advantages),
             old_log_probs: like(&self.old_log_probs),
             ref_log_probs: like(&self.ref_log_probs),
@@ -296,7 +300,7 @@ pub(crate) fn occurrences_of(
     forests: &[StepForest],
     trees: &[(u32, u32)],
 ) -> Occurrences {
-    let mut columns = Occurrences::with_inputs(rules.inputs);
+    let mut columns = Occurrences::new(rules.loss, rules.inputs);
     let mut first_row = 0;
     for &(forest, tree) in trees {
         let forest = &forests[forest as usize];

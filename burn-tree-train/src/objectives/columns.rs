@@ -1,7 +1,7 @@
 //! The columns that an objective reads, checked.
 
 use burn::tensor::{DType, Tensor};
-use tree_pack::OccurrenceBatch;
+use tree_pack::{LossForm, OccurrenceBatch};
 
 use super::ObjectiveInputError;
 
@@ -12,11 +12,20 @@ pub(super) struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// Checks that there is one log-probability for each occurrence.
+    /// Checks that there is one log-probability for each occurrence, and that those were made for
+    /// a loss of form `loss_form`. Occurrences for losses of trajectories serve any other loss.
     pub(super) fn new(
         log_probs: &Tensor<1>,
         occurrences: &'a OccurrenceBatch,
+        loss_form: LossForm,
     ) -> Result<Self, ObjectiveInputError> {
+        let found = occurrences.loss_form;
+        if !occurrences.is_empty() && ![loss_form, LossForm::PerTrajectory].contains(&found) {
+            return Err(ObjectiveInputError::LossForm {
+                found,
+                expected: loss_form,
+            });
+        }
         let columns = Self {
             occurrences,
             dtype: log_probs.dtype(),

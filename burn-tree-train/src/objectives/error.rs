@@ -1,5 +1,7 @@
 //! What can be wrong with the arguments of an objective.
 
+use tree_pack::LossForm;
+
 /// Arguments of an objective that do not fit together.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -14,11 +16,21 @@ pub enum ObjectiveInputError {
         /// What was expected.
         expected: &'static str,
     },
+    /// The step was packed for another loss: occurrences were merged, or lack what this one needs.
+    #[error(
+        "the occurrences were made for the loss form {found:?}, expected {expected:?}: see PackOptions::loss"
+    )]
+    LossForm {
+        /// That of the occurrences.
+        found: LossForm,
+        /// That of the objective.
+        expected: LossForm,
+    },
     /// The occurrences lack a column.
     #[error(
-        "the occurrences have no {column}, needed for {needed_for}. Steps are packed with the \
-         LossForm of the objective, from trajectories that have them; log-probabilities can also be \
-         set after a forward pass over the same packs"
+        "the occurrences have no {column}, needed for {needed_for}. Trajectories must have them \
+         before they are packed; log-probabilities can also be set after a forward pass over the \
+         same packs"
     )]
     MissingColumn {
         /// The column.
@@ -56,8 +68,7 @@ pub enum ObjectiveInputError {
     #[error(
         "trajectory {trajectory} of the step: {collected} of its {trained} trained predictions \
          have been collected. Each pack is to be collected once, before the loss of any pack that \
-         shares a trajectory (or pair) with it, and to be packed with LossForm::PerTrajectory, \
-         which merges nothing"
+         shares a trajectory (or pair) with it"
     )]
     IncompleteTrajectory {
         /// Index of the trajectory in the step.

@@ -11,19 +11,30 @@
 //! | [`crate::sft_loss`] | a token | `LogLikelihood`: always merged |
 //! | the same on advantages: REINFORCE | a token | `AdvantageWeighted`: always merged, the advantages are in the weights |
 //! | [`ppo_loss`] (PPO, GRPO) | a token | `PerToken`: merged where all inputs agree |
+//! | [`Gspo`] | a trajectory | `PerTrajectory`: never merged |
+//! | [`Dpo`] (also IPO) | a pair of trajectories | `PerTrajectory`: never merged |
+//!
+//! Losses of whole trajectories need two passes over the packs if a trajectory, or the two of a
+//! pair, lie in different packs: the first collects sums, in the second the loss is linear in the
+//! log-probabilities.
 //!
 //! [`TokenLogProbs`]: crate::TokenLogProbs
 //! [`OccurrenceBatch`]: tree_pack::OccurrenceBatch
 //! [`LossForm`]: tree_pack::LossForm
 
 mod columns;
+mod dpo;
 mod error;
+mod gspo;
 mod metrics;
 mod ppo;
 pub mod reference;
 mod regularization;
+mod trajectory_sums;
 
+pub use dpo::{Dpo, DpoOptions, DpoStatistics, PreferenceLoss};
 pub use error::ObjectiveInputError;
+pub use gspo::{Gspo, GspoOptions};
 pub use metrics::{PolicyMetrics, PolicyStatistics};
 pub use ppo::{ClipRange, PpoOptions, ppo_loss, try_ppo_loss};
 pub use regularization::{KlEstimator, KlPenalty, Regularization};

@@ -155,7 +155,7 @@ pub fn try_ppo_loss(
     options: &PpoOptions,
 ) -> Result<(Tensor<1>, PolicyMetrics), ObjectiveInputError> {
     options.check()?;
-    let columns = Columns::new(&head.log_probs, occurrences)?;
+    let columns = Columns::new(&head.log_probs, occurrences, PpoOptions::LOSS_FORM)?;
     let weights = columns.weights()?;
     if occurrences.is_empty() {
         return Ok(((head.log_probs * weights).sum(), PolicyMetrics::default()));

@@ -1,7 +1,7 @@
 //! The definitions, written to be read: numbers in f64, one trajectory after another, without
 //! trees, packs or tensors.
 
-use super::{KlEstimator, PpoOptions, Regularization};
+use super::{DpoOptions, GspoOptions, KlEstimator, PpoOptions, PreferenceLoss, Regularization};
 
 /// A trained prediction of a trajectory.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -70,4 +70,55 @@ pub fn ppo_loss<'a>(
         prediction.weight * (surrogate + prediction.regularization(&options.regularization))
     };
     predictions.into_iter().map(loss).sum()
+}
+
+/// See [`super::Gspo`]: the trained predictions of each trajectory.
+pub fn gspo_loss(trajectories: &[Vec<Prediction>], options: &GspoOptions) -> f64 {
+    let mut loss = 0.0;
+    for trajectory in trajectories {
+        let ratio = trajectory_ratio(trajectory);
+        let clipped = ratio.clamp(1.0 - options.clip.low, 1.0 + options.clip.high);
+        for prediction in trajectory {
+            let advantage = prediction.advantage;
+            let gain = (ratio * advantage).min(clipped * advantage);
+            let surrogate = -gain * prediction.sampling_weight(options.sampling_cap);
+            let regularization = prediction.regularization(&options.regularization);
+            loss += prediction.weight * (surrogate + regularization);
+        }
+    }
+    loss
+}
+
+/// The ratio of a trajectory: the geometric mean of those of its trained tokens.
+pub fn trajectory_ratio(trajectory: &[Prediction]) -> f64 {
+    let log_ratios = trajectory.iter().map(|p| p.log_prob - p.old_log_prob);
+    (log_ratios.sum::<f64>() / trajectory.len() as f64).exp()
+}
+
+/// See [`super::Dpo`]: the trained predictions of each trajectory, and the indices of the
+/// preferred trajectory and the other one of each pair.
+pub fn dpo_loss(
+    trajectories: &[Vec<Prediction>],
+    pairs: &[(usize, usize)],
+    options: &DpoOptions,
+) -> f64 {
+    let beta = options.beta;
+    let losses = pairs.iter().map(|&(chosen, rejected)| {
+        let margin = log_ratio_to_reference(&trajectories[chosen])
+            - log_ratio_to_reference(&trajectories[rejected]);
+        match options.loss {
+            PreferenceLoss::Sigmoid { label_smoothing } => {
+                let log_sigmoid = |x: f64| -(1.0 + (-x).exp()).ln();
+                -(1.0 - label_smoothing) * log_sigmoid(beta * margin)
+                    - label_smoothing * log_sigmoid(-beta * margin)
+            }
+            PreferenceLoss::Ipo => (margin - 1.0 / (2.0 * beta)).powi(2),
+        }
+    });
+    losses.sum::<f64>() / pairs.len() as f64
+}
+
+/// `ln (policy / reference)` of the trained tokens of a trajectory.
+pub fn log_ratio_to_reference(trajectory: &[Prediction]) -> f64 {
+    trajectory.iter().map(|p| p.log_prob - p.ref_log_prob).sum()
 }

@@ -6,7 +6,7 @@ use crate::support::{device, exact, in_each_dtype, rounding, widest};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData, Tolerance};
 use burn_tree_train::lm_head::reference;
 use burn_tree_train::{LmHeadError, LmHeadOptions, sft_loss, token_log_probs, try_token_log_probs};
-use tree_pack::OccurrenceBatch;
+use tree_pack::{LossForm, OccurrenceBatch};
 
 const HIDDEN: usize = 24;
 /// Odd, so that logits are read one by one; and a size that is read in vectors, in several of which
@@ -24,6 +24,7 @@ fn occurrences(rows: &[u32], targets: &[i32], dtype: DType, device: &Device) -> 
     };
     let weights: Vec<f64> = (0..count).map(|index| 0.1 + 0.03 * index as f64).collect();
     OccurrenceBatch {
+        loss_form: LossForm::default(),
         rows: integers(rows.iter().map(|&row| row as i32).collect()),
         targets: integers(targets.to_vec()),
         weights: Tensor::from_data(TensorData::new(weights, [count]), (device, dtype)),

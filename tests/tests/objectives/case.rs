@@ -7,7 +7,9 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_tree_train::TokenLogProbs;
 use burn_tree_train::objectives::reference::Prediction;
 use proptest::prelude::*;
-use tree_pack::{Advantage, Aggregation, Objective, Pack, PackedStep, Trajectory, TreeBatch};
+use tree_pack::{
+    Advantage, Aggregation, Objective, Occurrences, Pack, PackedStep, Trajectory, TreeBatch,
+};
 use tree_training_tests::forest::{Forest, ForestShape, forests};
 use tree_training_tests::oracle::loss::prediction_weights;
 
@@ -228,4 +230,48 @@ pub fn check_close<K: Ord + std::fmt::Debug>(
         );
     }
     Ok(())
+}
+
+/// The step with the occurrences of every pack dealt to `parts` packs in turn, as partitions do
+/// it: trajectories lie in several packs.
+pub fn spread_over_packs(step: &PackedStep, parts: usize) -> PackedStep {
+    let mut torn = step.clone();
+    torn.packs.clear();
+    for pack in &step.packs {
+        for part in 0..parts {
+            let mut piece = pack.clone();
+            let keep = |index: usize| index % parts == part;
+            let Occurrences {
+                loss_form: _,
+                rows,
+                targets,
+                weights,
+                multiplicities,
+                trajectories,
+                token_indices,
+                advantages,
+                old_log_probs,
+                ref_log_probs,
+                sampling_log_probs,
+            } = &mut piece.occurrences;
+            for column in [rows, targets, multiplicities, trajectories, token_indices] {
+                retain(column, keep);
+            }
+            retain(weights, keep);
+            let inputs = [advantages, old_log_probs, ref_log_probs, sampling_log_probs];
+            for column in inputs.into_iter().flatten() {
+                retain(column, keep);
+            }
+            torn.packs.push(piece);
+        }
+    }
+    torn
+}
+
+fn retain<T>(column: &mut Vec<T>, keep: impl Fn(usize) -> bool) {
+    let mut index = 0;
+    column.retain(|_| {
+        index += 1;
+        keep(index - 1)
+    });
 }

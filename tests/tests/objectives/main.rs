@@ -2,4 +2,6 @@
 //! separate trajectories.
 
 mod case;
+mod dpo;
+mod gspo;
 mod ppo;

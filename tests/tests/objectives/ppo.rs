@@ -240,21 +240,27 @@ fn merging_what_differs_is_refused() {
     assert_eq!(separate.unwrap().packs[0].occurrences.len(), 4);
 }
 
-/// A step packed for a loss that is linear was merged without regard to the inputs, and carries
-/// none of them.
+/// A step packed for a loss that is linear was merged without regard to the inputs, even if they
+/// are filled in afterwards.
 #[test]
 fn a_step_packed_for_another_loss_is_refused() {
     for loss in [LossForm::LogLikelihood, LossForm::AdvantageWeighted] {
         let step = step_of(&two_samples(), Objective::PerOccurrence, loss).unwrap();
         assert!(step.merged);
+        let mut step = step;
+        for pack in &mut step.packs {
+            let column = Some(vec![-1.0; pack.occurrences.len()]);
+            pack.occurrences.advantages.clone_from(&column);
+            pack.occurrences.old_log_probs = column;
+        }
         let batch = TreeBatch::new(&step.packs, &Device::flex().autodiff());
         let head = uniform_head(3, -1.0);
         let error = try_ppo_loss(head, &batch.occurrences, &PpoOptions::default()).unwrap_err();
         assert_eq!(
             error,
-            ObjectiveInputError::MissingColumn {
-                column: "advantages",
-                needed_for: "the clipped surrogate"
+            ObjectiveInputError::LossForm {
+                found: loss,
+                expected: LossForm::PerToken
             }
         );
     }

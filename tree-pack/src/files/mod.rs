@@ -24,7 +24,7 @@ use self::column::{Column, Element, run_column, segment_column};
 use crate::forest::MAX_ROWS;
 use crate::gateway::{Gateway, PastRun};
 use crate::layout::{Segment, TreeLayout};
-use crate::objective::StepTotals;
+use crate::objective::{LossForm, StepTotals};
 use crate::occurrence::Occurrences;
 use crate::pack::Pack;
 use crate::packing::{PackedStep, PacksError, StepTrajectory, validate_packs};
@@ -100,6 +100,7 @@ struct Description {
 #[derive(Serialize, Deserialize)]
 struct PackDescription {
     padded_len: usize,
+    loss_form: LossForm,
     task_ids: Vec<String>,
     /// [`Gateway::parent`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -179,6 +180,7 @@ impl PackedStep {
     fn description(&self) -> Description {
         let packs = self.packs.iter().map(|pack| PackDescription {
             padded_len: pack.padded_len,
+            loss_form: pack.occurrences.loss_form,
             task_ids: pack.task_ids.clone(),
             gateway_parent: pack.gateway.as_ref().map(|gateway| gateway.parent),
         });
@@ -320,6 +322,7 @@ impl StepFile<'_> {
         let name = |column: &str| format!("{number}.{column}");
         let PackDescription {
             padded_len,
+            loss_form,
             task_ids,
             gateway_parent,
         } = description;
@@ -356,7 +359,7 @@ impl StepFile<'_> {
                 root_parents: self.column(&name("gateway.root_parents"), Some(trees))?,
             })
         });
-        let occurrences = self.occurrences(&name, layout.len(), trajectories)?;
+        let occurrences = self.occurrences(&name, loss_form, layout.len(), trajectories)?;
         Ok(Pack {
             layout,
             occurrences,
@@ -369,6 +372,7 @@ impl StepFile<'_> {
     fn occurrences(
         &self,
         name: &dyn Fn(&str) -> String,
+        loss_form: LossForm,
         layout_rows: usize,
         trajectories: usize,
     ) -> Result<Occurrences, FileError> {
@@ -380,6 +384,7 @@ impl StepFile<'_> {
             present.then(|| self.finite(&name, length)).transpose()
         };
         let occurrences = Occurrences {
+            loss_form,
             targets: self.column(&name("occurrences.targets"), length)?,
             weights: self.finite(&name("occurrences.weights"), length)?,
             multiplicities: self.column(&name("occurrences.multiplicities"), length)?,

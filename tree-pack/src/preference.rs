@@ -1,0 +1,200 @@
+//! Which trajectory is preferred to which.
+
+use std::collections::HashMap;
+
+use crate::trajectory::Trajectory;
+
+/// A preference between two trajectories of a data set, by their indices in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PreferencePair {
+    /// The preferred one.
+    pub chosen: usize,
+    /// The other one.
+    pub rejected: usize,
+}
+
+/// Which pairs of a task [`preference_pairs`] takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PairRule {
+    /// One pair: the first of the highest reward over the first of the lowest.
+    #[default]
+    BestOverWorst,
+    /// Every trajectory over every other one of lower reward.
+    All,
+}
+
+/// Why trajectories cannot be paired.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PairError {
+    /// A trajectory has no reward, or one that is not finite.
+    #[error(
+        "trajectory {index} (task {task_id:?}, rollout {rollout_id:?}) has the reward {reward:?}, \
+         expected a finite number"
+    )]
+    Reward {
+        /// Index in the data set.
+        index: usize,
+        /// Its task.
+        task_id: String,
+        /// Its rollout.
+        rollout_id: String,
+        /// Its reward.
+        reward: Option<f32>,
+    },
+    /// A rollout has several trajectories, of which none alone has the reward.
+    #[error(
+        "trajectory {index} (task {task_id:?}, rollout {rollout_id:?}) is one of {segments} \
+         segments, expected rollouts of one"
+    )]
+    Segments {
+        /// Index in the data set.
+        index: usize,
+        /// Its task.
+        task_id: String,
+        /// Its rollout.
+        rollout_id: String,
+        /// Number of segments of the rollout.
+        segments: u32,
+    },
+}
+
+/// Pairs of trajectories of the same task with different rewards, by task in the order in which
+/// tasks are met. Trajectories without a trained token take part in none. A task whose rewards are
+/// all equal has none.
+///
+/// # Errors
+/// [`PairError`] for a trajectory without reward, or one that is not its whole rollout.
+///
+/// # Example
+/// ```
+/// use tree_pack::{PairRule, PreferencePair, Trajectory, preference_pairs};
+///
+/// let trajectories = [0.0, 1.0, 0.5].map(|reward| Trajectory {
+///     reward: Some(reward),
+///     ..Trajectory::new("task", "run", vec![1, 2], vec![false, true])
+/// });
+/// let pairs = preference_pairs(&trajectories, PairRule::BestOverWorst)?;
+/// assert_eq!(pairs, [PreferencePair { chosen: 1, rejected: 0 }]);
+/// assert_eq!(preference_pairs(&trajectories, PairRule::All)?.len(), 3);
+/// # Ok::<(), tree_pack::PairError>(())
+/// ```
+pub fn preference_pairs(
+    trajectories: &[Trajectory],
+    rule: PairRule,
+) -> Result<Vec<PreferencePair>, PairError> {
+    let mut tasks: Vec<Vec<(usize, f32)>> = Vec::new();
+    let mut numbers: HashMap<&str, usize> = HashMap::new();
+    for (index, trajectory) in trajectories.iter().enumerate() {
+        let names = || (trajectory.task_id.clone(), trajectory.rollout_id.clone());
+        if trajectory.segments != 1 {
+            let (task_id, rollout_id) = names();
+            return Err(PairError::Segments {
+                index,
+                task_id,
+                rollout_id,
+                segments: trajectory.segments,
+            });
+        }
+        let Some(reward) = trajectory.reward.filter(|reward| reward.is_finite()) else {
+            let (task_id, rollout_id) = names();
+            return Err(PairError::Reward {
+                index,
+                task_id,
+                rollout_id,
+                reward: trajectory.reward,
+            });
+        };
+        if trajectory.trained_tokens() == 0 {
+            continue;
+        }
+        let number = *numbers.entry(&trajectory.task_id).or_insert_with(|| {
+            tasks.push(Vec::new());
+            tasks.len() - 1
+        });
+        tasks[number].push((index, reward));
+    }
+    let mut pairs = Vec::new();
+    for members in &tasks {
+        match rule {
+            PairRule::BestOverWorst => pairs.extend(best_over_worst(members)),
+            PairRule::All => {
+                for &(chosen, high) in members {
+                    let lower = members.iter().filter(|(_, reward)| *reward < high);
+                    pairs.extend(lower.map(|&(rejected, _)| PreferencePair { chosen, rejected }));
+                }
+            }
+        }
+    }
+    Ok(pairs)
+}
+
+fn best_over_worst(members: &[(usize, f32)]) -> Option<PreferencePair> {
+    // Of equal ones `max_by` takes the last, `min_by` the first.
+    let best = members.iter().rev().max_by(|a, b| a.1.total_cmp(&b.1))?;
+    let worst = members.iter().min_by(|a, b| a.1.total_cmp(&b.1))?;
+    (worst.1 < best.1).then_some(PreferencePair {
+        chosen: best.0,
+        rejected: worst.0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trajectory(task: &str, reward: Option<f32>) -> Trajectory {
+        Trajectory {
+            reward,
+            ..Trajectory::new(task, "run", vec![1, 2], vec![false, true])
+        }
+    }
+
+    fn pair(chosen: usize, rejected: usize) -> PreferencePair {
+        PreferencePair { chosen, rejected }
+    }
+
+    #[test]
+    fn pairs_are_made_within_a_task() {
+        let rewards = [
+            ("a", 1.0),
+            ("b", 5.0),
+            ("a", 0.0),
+            ("a", 1.0),
+            ("c", 2.0),
+            ("c", 2.0),
+        ];
+        let mut trajectories: Vec<_> = rewards
+            .iter()
+            .map(|&(task, reward)| trajectory(task, Some(reward)))
+            .collect();
+        let pairs = |trajectories: &[Trajectory], rule| preference_pairs(trajectories, rule);
+        let best = pairs(&trajectories, PairRule::BestOverWorst);
+        assert_eq!(best.unwrap(), [pair(0, 2)]);
+        let all = pairs(&trajectories, PairRule::All).unwrap();
+        assert_eq!(all, [pair(0, 2), pair(3, 2)]);
+        // What trains nothing cannot be preferred.
+        trajectories[0].loss_mask.fill(false);
+        let best = pairs(&trajectories, PairRule::BestOverWorst);
+        assert_eq!(best.unwrap(), [pair(3, 2)]);
+    }
+
+    #[test]
+    fn what_cannot_be_paired_is_named() {
+        let mut trajectories = [trajectory("a", Some(1.0)), trajectory("a", None)];
+        let error = preference_pairs(&trajectories, PairRule::All).unwrap_err();
+        let text = "trajectory 1 (task \"a\", rollout \"run\") has the reward None, expected a \
+                    finite number";
+        assert_eq!(error.to_string(), text);
+        trajectories[0].segments = 2;
+        let error = preference_pairs(&trajectories, PairRule::All).unwrap_err();
+        assert!(matches!(
+            error,
+            PairError::Segments {
+                index: 0,
+                segments: 2,
+                ..
+            }
+        ));
+    }
+}
