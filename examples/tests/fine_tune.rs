@@ -275,7 +275,7 @@ fn comparing_shows_the_same_losses_for_fewer_tokens() {
 fn the_baseline_alone_is_that_of_the_comparison() {
     let folder = setup();
     succeed(folder.path(), &["--compare", "--output", "both"]);
-    succeed(folder.path(), &["--no-tree", "--output", "flat"]);
+    succeed(folder.path(), &["--sharing", "flat", "--output", "flat"]);
     let losses = |run: &str| -> Vec<f64> {
         records(folder.path(), run)
             .iter()

@@ -59,6 +59,10 @@ pub struct PassRecord {
     pub predictions: u64,
     /// Model FLOPs of the step.
     pub flops: f64,
+    /// Seconds spent before the step on log-probabilities without gradients that it needs, if it
+    /// began with that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_prob_seconds: Option<f64>,
     /// What the objective measured.
     #[serde(default, skip_serializing_if = "Metrics::is_empty")]
     pub metrics: Metrics,
@@ -225,6 +229,7 @@ mod tests {
                 projected_rows: 4,
                 predictions: 4,
                 flops: 1e9,
+                log_prob_seconds: None,
                 metrics: Metrics::from([("clip_fraction".to_string(), 0.25)]),
             }),
             flat: None,

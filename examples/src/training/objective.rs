@@ -13,6 +13,14 @@ pub type Metrics = BTreeMap<String, f64>;
 pub trait Objective {
     /// Its loss of one step.
     type Loss: StepLoss;
+    /// The metrics that are shown while the run trains, and drawn.
+    const SHOWN: &'static [&'static str];
+
+    /// Whether old log-probabilities are those of the model at the beginning of each batch, to be
+    /// computed before its first step.
+    fn computes_old_log_probs(&self) -> bool {
+        false
+    }
 
     /// Whether the loss of this step needs log-probabilities of all its packs before the first of
     /// them can be trained: because it is made of sums over trajectories, and they are spread over
@@ -52,6 +60,7 @@ pub struct Supervised;
 
 impl Objective for Supervised {
     type Loss = Self;
+    const SHOWN: &'static [&'static str] = &[];
 
     fn loss(&self, _: &PackedStep, _: Option<Vec<Tensor<1>>>) -> Self {
         *self

@@ -1,11 +1,14 @@
 //! A way of making the steps of a run: its plan and its own model and optimizer.
 
+use std::time::Instant;
+
 use burn::module::Module;
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn_tree_train::{ModelCost, StepBound, StepCounts, TreeModel};
 use thiserror::Error;
 use tree_pack::PackError;
 
+use super::log_probs::{self, LogProbs};
 use super::metrics::{ComparisonRecord, PassRecord, StepRecord};
 use super::objective::Objective;
 use super::optimizer_step::{StepError, Trainer};
@@ -63,6 +66,13 @@ impl<M: Module + TreeModel, O: Objective> Pass<M, O> {
         step: usize,
         learning_rate: ModuleLearningRate,
     ) -> Result<PassRecord, PassError> {
+        let place = self.plan.place(step);
+        let mut log_prob_seconds = None;
+        if place.begins_batch() && self.objective.computes_old_log_probs() {
+            let start = Instant::now();
+            log_probs::compute(LogProbs::Old, &mut self.plan, &place.batch, &self.trainer)?;
+            log_prob_seconds = Some(start.elapsed().as_secs_f64());
+        }
         let packed = self.plan.packs(step)?;
         let outcome = self
             .trainer
@@ -80,6 +90,7 @@ impl<M: Module + TreeModel, O: Objective> Pass<M, O> {
             projected_rows: counts.projected_rows,
             predictions: counts.predictions,
             flops: self.cost.step_flops(&counts),
+            log_prob_seconds,
             metrics: outcome.metrics,
         })
     }

@@ -3,13 +3,15 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use serde::Serialize;
 use tree_pack::{
     Aggregation, ForestError, LossForm, Objective, PackError, PackOptions, PackedStep,
     PrefixForest, StepPlanner, Trajectory, build_forests, flat_forests, pack_step,
 };
 
 /// Whether trajectories of a task share their prefixes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 pub enum Sharing {
     /// Each shared token is computed once.
     Tree,
@@ -203,6 +205,41 @@ impl StepPlan {
     fn pack(&self, tasks: &[usize], options: &PackOptions) -> Result<PackedStep, PackError> {
         let forests: Vec<&PrefixForest> = tasks.iter().map(|&task| &self.forests[task]).collect();
         pack_step(&self.trajectories, &forests, options)
+    }
+}
+
+/// The plans of a run on trees and on separate trajectories. They have the same steps.
+#[derive(Clone, Debug)]
+pub struct Plans {
+    /// On trees.
+    pub tree: StepPlan,
+    /// On separate trajectories.
+    pub flat: StepPlan,
+}
+
+impl Plans {
+    /// Both plans of the same data.
+    ///
+    /// # Errors
+    /// As [`StepPlan::new`].
+    pub fn new(
+        trajectories: &Arc<Vec<Trajectory>>,
+        options: PackOptions,
+        order: StepOrder,
+    ) -> Result<Self, ForestError> {
+        let plan = |sharing| StepPlan::new(trajectories.clone(), sharing, options, order);
+        Ok(Self {
+            tree: plan(Sharing::Tree)?,
+            flat: plan(Sharing::Flat)?,
+        })
+    }
+
+    /// One of them.
+    pub fn of(&self, sharing: Sharing) -> &StepPlan {
+        match sharing {
+            Sharing::Tree => &self.tree,
+            Sharing::Flat => &self.flat,
+        }
     }
 }
 

@@ -164,6 +164,66 @@ pub fn speedup(path: &Path, records: &[StepRecord]) -> Result<(), PlotError> {
     })
 }
 
+/// Draws what the objective measured in every step, a panel for each of `names`; both passes where
+/// the run compares them. Metrics that no step has are left out.
+///
+/// # Errors
+/// If there is nothing to draw, or the file cannot be written; an existing file then stays as it was.
+pub fn metrics(path: &Path, records: &[StepRecord], names: &[&str]) -> Result<(), PlotError> {
+    const WIDTH: u32 = 480;
+    const HEIGHT: u32 = 320;
+    type PassOf = fn(&StepRecord) -> Option<&PassRecord>;
+    let passes: [(PassOf, RGBColor, u32); 2] = [
+        (|record| record.flat.as_ref(), FLAT, 6),
+        (|record| record.tree.as_ref(), TREE, 2),
+    ];
+    let points = |name: &str, pass: PassOf| -> Vec<(f64, f64)> {
+        let point = |record: &StepRecord| {
+            let value = *pass(record)?.metrics.get(name)?;
+            Some((record.step as f64, value))
+        };
+        records.iter().filter_map(point).collect()
+    };
+    let panels: Vec<_> = names
+        .iter()
+        .filter_map(|name| {
+            let all = passes.iter().flat_map(|(pass, ..)| points(name, *pass));
+            Some((name, padded(all.map(|point| point.1))?))
+        })
+        .collect();
+    let last_step = records.last().map_or(1.0, |record| record.step as f64);
+    let columns = panels.len().min(3);
+    if columns == 0 {
+        return Err("no metrics to draw".into());
+    }
+    let rows = panels.len().div_ceil(columns);
+    let size = (WIDTH * columns as u32, HEIGHT * rows as u32);
+    draw(path, size, |figure| {
+        let areas = figure.split_evenly((rows, columns));
+        for ((name, y), area) in panels.into_iter().zip(areas) {
+            let mut chart = ChartBuilder::on(&area)
+                .caption(name, (FONT, 20).into_font().color(&TEXT))
+                .margin(12)
+                .x_label_area_size(40)
+                .y_label_area_size(60)
+                .build_cartesian_2d(0.0..last_step * 1.02, y)?;
+            chart
+                .configure_mesh()
+                .light_line_style(TRANSPARENT)
+                .bold_line_style(GRID)
+                .axis_style(TEXT)
+                .label_style((FONT, 14).into_font().color(&TEXT))
+                .x_desc("optimizer step")
+                .draw()?;
+            for (pass, color, width) in passes {
+                let line = LineSeries::new(points(name, pass), color.stroke_width(width));
+                chart.draw_series(line)?;
+            }
+        }
+        Ok(())
+    })
+}
+
 /// The losses of one kind of pass.
 struct Curve {
     steps: Vec<f64>,
@@ -274,6 +334,7 @@ fn draw(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::training::objective::Metrics;
 
     fn records(steps: usize) -> Vec<StepRecord> {
         let pass = |step: usize, seconds: f64| PassRecord {
@@ -286,7 +347,8 @@ mod tests {
             projected_rows: 10,
             predictions: 10,
             loss_scale: None,
-            metrics: Default::default(),
+            metrics: Metrics::from([("clip fraction".to_string(), 0.1)]),
+            log_prob_seconds: None,
             flops: 1e9,
         };
         (1..=steps)
@@ -325,6 +387,14 @@ mod tests {
         );
         loss_curve(&loss, &records(12)).unwrap();
         speedup(&faster, &records(12)).unwrap();
+        let objective = folder.path().join("objective.png");
+        metrics(
+            &objective,
+            &records(12),
+            &["clip fraction", "none of these"],
+        )
+        .unwrap();
+        assert_eq!(png_size(&objective), (480, 320));
         assert_eq!(png_size(&loss), (1280, 520));
         assert_eq!(png_size(&faster), (900, 520));
     }

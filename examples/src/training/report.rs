@@ -7,8 +7,8 @@ use comfy_table::{CellAlignment, Table};
 use super::metrics::{ComparisonRecord, PassRecord, StepRecord};
 use super::timing::median;
 
-/// One line about a step.
-pub fn step_line(record: &StepRecord, total_steps: usize) -> String {
+/// One line about a step, with the named ones of its metrics.
+pub fn step_line(record: &StepRecord, total_steps: usize, metrics: &[&str]) -> String {
     let mut line = format!("step {:>3}/{total_steps}", record.step);
     let first = record.tree.as_ref().or(record.flat.as_ref());
     if let Some(pass) = first {
@@ -16,6 +16,11 @@ pub fn step_line(record: &StepRecord, total_steps: usize) -> String {
             "  loss {:.5}  grad {:.3}  lr {:.2e}  {:.2} s",
             pass.loss, pass.gradient_norm, record.learning_rate, pass.seconds
         );
+        for name in metrics {
+            if let Some(value) = pass.metrics.get(*name) {
+                line += &format!("  {name} {value:.4}");
+            }
+        }
     }
     if let (Some(flat), Some(comparison)) = (&record.flat, record.comparison) {
         line += &format!(
@@ -46,6 +51,8 @@ pub struct Comparison {
     pub largest_loss_deviation: f64,
     /// Largest relative deviation of the gradients' norms.
     pub largest_gradient_deviation: f64,
+    /// Flat seconds over tree seconds of log-probabilities computed before steps, if there were any.
+    pub log_prob_speedup: Option<f64>,
     /// Steps compared.
     pub steps: usize,
 }
@@ -77,7 +84,16 @@ impl Comparison {
             let deviations = compared.iter().map(|(_, _, c)| deviation(c));
             deviations.fold(0.0, f64::max)
         };
+        let log_prob_seconds = |pass: fn(&StepRecord) -> Option<&PassRecord>| {
+            let passes = records.iter().filter_map(pass);
+            passes.filter_map(|pass| pass.log_prob_seconds).sum::<f64>()
+        };
+        let [tree_log_probs, flat_log_probs] = [
+            log_prob_seconds(|record| record.tree.as_ref()),
+            log_prob_seconds(|record| record.flat.as_ref()),
+        ];
         Some(Self {
+            log_prob_speedup: (tree_log_probs > 0.0).then(|| flat_log_probs / tree_log_probs),
             bound: StepBound::new(cost, &tree, &flat)?,
             speedup: flat_seconds / tree_seconds,
             median_share_of_bound: median(
@@ -177,6 +193,7 @@ mod tests {
             projected_rows: 0,
             predictions: 0,
             flops: tokens as f64 * 100.0,
+            log_prob_seconds: None,
             metrics: Metrics::new(),
         }
     }

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::{Device, FloatDType};
-use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
+
+use crate::qwen3::{Qwen3, Qwen3Config};
 
 /// Token ids of the Qwen3 tokenizer, of a named model.
 const QWEN3_VOCAB_SIZE: usize = 151_936;

@@ -6,21 +6,20 @@ use std::slice::from_ref;
 use anyhow::{Result, anyhow};
 use burn_tree_ssm::TreeRecurrence;
 use burn_tree_train::{ModelCost, StepBound, StepCounts};
-use tree_training_examples::qwen3::Qwen3Config;
-use tree_training_examples::training::cost::ModelSize;
-use tree_training_examples::training::data::Data;
-use tree_training_examples::training::memory::{
-    MemoryEstimate, RunSize, available_memory, format_bytes,
-};
-use tree_training_examples::training::metrics::StepRecord;
-use tree_training_examples::training::plan::StepPlan;
-use tree_training_examples::training::plots;
-use tree_training_examples::training::report::{Comparison, Throughput, grouped, table};
 
-use crate::args::{Args, ComputeDtype};
+use super::cost::ModelSize;
+use super::data::Data;
+use super::memory::{MemoryEstimate, RunSize, available_memory, format_bytes};
+use super::metrics::StepRecord;
+use super::options::RunArgs;
+use super::plan::{Plans, StepPlan};
+use super::plots;
+use super::report::{Comparison, Throughput, grouped, table};
+use super::run::GemmRate;
+use crate::qwen3::Qwen3Config;
 
 /// What is trained.
-pub fn print_data(data: &Data, plan: &StepPlan) {
+pub fn print_data(data: &Data, tasks: usize) {
     let tokens: usize = data
         .training
         .iter()
@@ -33,7 +32,7 @@ pub fn print_data(data: &Data, plan: &StepPlan) {
         .sum();
     println!(
         "Data: {} tasks, {} trajectories, {} tokens, {} of them trained",
-        plan.tasks(),
+        grouped(tasks as u64),
         grouped(data.training.len() as u64),
         grouped(tokens as u64),
         grouped(trained as u64),
@@ -53,8 +52,8 @@ pub fn print_data(data: &Data, plan: &StepPlan) {
 }
 
 /// How much faster steps on trees can be, over one pass through the data.
-pub fn print_bounds(size: &ModelSize, tree: &StepPlan, flat: &StepPlan) -> Result<()> {
-    let (tree_counts, flat_counts) = (epoch_counts(tree)?, epoch_counts(flat)?);
+pub fn print_bounds(size: &ModelSize, plans: &Plans) -> Result<()> {
+    let (tree_counts, flat_counts) = (epoch_counts(&plans.tree)?, epoch_counts(&plans.flat)?);
     let Some(bound) = StepBound::new(&size.cost, &tree_counts, &flat_counts) else {
         return Ok(());
     };
@@ -104,29 +103,23 @@ fn epoch_counts(plan: &StepPlan) -> Result<StepCounts> {
 
 /// Memory that the run will need, with a warning if the system has less.
 pub fn print_memory(
-    args: &Args,
+    args: &RunArgs,
     config: &Qwen3Config,
     size: &ModelSize,
-    plans: [&StepPlan; 2],
+    plans: &Plans,
 ) -> Result<()> {
-    let used = match (args.no_tree, args.compare) {
-        (_, true) => &plans[..],
-        (true, false) => &plans[1..],
-        (false, false) => &plans[..1],
-    };
+    let sharings = args.comparison.sharings();
     let mut run = RunSize {
         pack_tokens: 0,
         projected_rows: 0,
-        head_chunk_rows: args.head_chunk_rows.map(|rows| rows.get() as u64),
+        head_chunk_rows: args.model.head_chunk_rows.map(|rows| rows.get() as u64),
         kept_states: 0,
         packs_per_step: 0,
-        compute_bytes: match args.compute_dtype {
-            ComputeDtype::F32 => 4,
-            ComputeDtype::Bf16 => 2,
-        },
-        models: used.len() as u64,
+        compute_bytes: args.model.compute_dtype.bytes(),
+        models: sharings.len() as u64,
     };
-    for plan in used {
+    for &sharing in sharings {
+        let plan = plans.of(sharing);
         for step in 0..plan.steps_per_epoch() {
             let packs = plan.packs(step)?.packs;
             run.packs_per_step = run.packs_per_step.max(packs.len() as u64);
@@ -168,28 +161,28 @@ pub fn print_memory(
 }
 
 /// Writes the pictures of a run into its folder.
-pub fn draw(output: &Path, records: &[StepRecord]) -> Result<()> {
+pub fn draw(output: &Path, records: &[StepRecord], metrics: &[&str]) -> Result<()> {
     if records.is_empty() {
         return Ok(());
     }
-    let draw = |name: &str, picture: fn(&Path, &[StepRecord]) -> Result<(), plots::PlotError>| {
+    let draw = |name: &str, picture: &dyn Fn(&Path) -> Result<(), plots::PlotError>| {
         let path = output.join(name);
-        picture(&path, records).map_err(|error| anyhow!("{}: {error}", path.display()))
+        picture(&path).map_err(|error| anyhow!("{}: {error}", path.display()))
     };
-    draw("loss.png", plots::loss_curve)?;
+    draw("loss.png", &|path| plots::loss_curve(path, records))?;
+    if !metrics.is_empty() {
+        draw("objective.png", &|path| {
+            plots::metrics(path, records, metrics)
+        })?;
+    }
     if records.iter().any(|record| record.comparison.is_some()) {
-        draw("speedup.png", plots::speedup)?;
+        draw("speedup.png", &|path| plots::speedup(path, records))?;
     }
     Ok(())
 }
 
 /// Speeds, and the comparison where there is one.
-pub fn print_result(
-    records: &[StepRecord],
-    cost: &ModelCost,
-    gemm_shape: [usize; 3],
-    gemm_rate: f64,
-) {
+pub fn print_result(records: &[StepRecord], cost: &ModelCost, gemm: &GemmRate) {
     let giga = |rate: f64| format!("{:.1}", rate / 1e9);
     let mut rows = Vec::new();
     for (name, throughput) in [
@@ -208,7 +201,7 @@ pub fn print_result(
                 format!("{:.2}", throughput.seconds_per_step),
                 grouped(throughput.tokens_per_second as u64),
                 giga(throughput.flops_per_second),
-                format!("{:.0} %", 100.0 * throughput.flops_per_second / gemm_rate),
+                format!("{:.0} %", 100.0 * throughput.flops_per_second / gemm.rate),
             ]);
         }
     }
@@ -220,49 +213,50 @@ pub fn print_result(
         "of the GEMM rate",
     ];
     println!("{}", table(&header, rows));
-    let [rows, inner, columns] = gemm_shape;
+    let [rows, inner, columns] = gemm.shape;
     println!(
         "GEMM rate of this machine: {} GFLOP/s ([{rows}, {inner}] x [{inner}, {columns}], in the \
          dtype of the blocks)",
-        giga(gemm_rate)
+        giga(gemm.rate)
     );
     let Some(comparison) = Comparison::new(records, cost) else {
         return;
     };
-    println!(
-        "{}",
-        table(
-            &["Speed-up of training steps", ""],
-            vec![
-                vec![
-                    "prefix overlap ratio (POR)".into(),
-                    format!("{:.3}", comparison.bound.por)
-                ],
-                vec![
-                    "token bound".into(),
-                    format!("{:.2}x", comparison.bound.token_bound)
-                ],
-                vec![
-                    "step bound".into(),
-                    format!("{:.2}x", comparison.bound.step_bound)
-                ],
-                vec![
-                    format!("achieved over {} steps", comparison.steps),
-                    format!("{:.2}x", comparison.speedup),
-                ],
-                vec![
-                    "share of the step bound, median".into(),
-                    format!("{:.2}", comparison.median_share_of_bound),
-                ],
-                vec![
-                    "largest relative deviation of the loss".into(),
-                    format!("{:.1e}", comparison.largest_loss_deviation),
-                ],
-                vec![
-                    "largest relative deviation of the gradients' norm".into(),
-                    format!("{:.1e}", comparison.largest_gradient_deviation),
-                ],
-            ],
-        )
-    );
+    let mut rows = vec![
+        vec![
+            "prefix overlap ratio (POR)".into(),
+            format!("{:.3}", comparison.bound.por),
+        ],
+        vec![
+            "token bound".into(),
+            format!("{:.2}x", comparison.bound.token_bound),
+        ],
+        vec![
+            "step bound".into(),
+            format!("{:.2}x", comparison.bound.step_bound),
+        ],
+        vec![
+            format!("achieved over {} steps", comparison.steps),
+            format!("{:.2}x", comparison.speedup),
+        ],
+        vec![
+            "share of the step bound, median".into(),
+            format!("{:.2}", comparison.median_share_of_bound),
+        ],
+        vec![
+            "largest relative deviation of the loss".into(),
+            format!("{:.1e}", comparison.largest_loss_deviation),
+        ],
+        vec![
+            "largest relative deviation of the gradients' norm".into(),
+            format!("{:.1e}", comparison.largest_gradient_deviation),
+        ],
+    ];
+    if let Some(speedup) = comparison.log_prob_speedup {
+        rows.push(vec![
+            "old and reference log-probabilities".into(),
+            format!("{speedup:.2}x"),
+        ]);
+    }
+    println!("{}", table(&["Speed-up of training steps", ""], rows));
 }

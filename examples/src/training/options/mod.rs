@@ -1,0 +1,75 @@
+//! Options that the training programs share, as groups for the command line.
+
+mod data;
+mod model;
+mod output;
+mod steps;
+
+pub use data::{DataArgs, ValidationArgs};
+pub use model::{ComputeDtype, LoraExport, ModelArgs};
+pub use output::OutputArgs;
+pub use steps::{ComparisonArgs, StepArgs};
+
+use anyhow::Result;
+
+/// Options of every training program.
+#[derive(clap::Args, Debug, Clone)]
+pub struct RunArgs {
+    /// What is trained on.
+    #[command(flatten)]
+    pub data: DataArgs,
+    /// What is trained.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Optimizer steps.
+    #[command(flatten)]
+    pub steps: StepArgs,
+    /// The baseline.
+    #[command(flatten)]
+    pub comparison: ComparisonArgs,
+    /// What is written.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+impl RunArgs {
+    /// Refuses values and combinations that make no sense, before anything is read.
+    ///
+    /// # Errors
+    /// A message that names the option.
+    pub fn check(&self) -> Result<()> {
+        self.steps.check()?;
+        self.output.check()?;
+        if self.comparison.compare && self.output.checkpoint_every > 0 {
+            anyhow::bail!("--compare measures two models side by side and writes no checkpoints");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{CommandFactory, Parser};
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        _run: RunArgs,
+        #[command(flatten)]
+        _validation: ValidationArgs,
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Program::command().debug_assert();
+    }
+
+    #[test]
+    fn comparing_excludes_the_baseline_alone_and_resuming() {
+        for other in [&["--sharing", "flat"][..], &["--resume", "runs/1"]] {
+            let line = ["program", "--compare"].iter().chain(other);
+            assert!(Program::try_parse_from(line).is_err());
+        }
+    }
+}

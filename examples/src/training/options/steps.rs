@@ -1,0 +1,146 @@
+//! Optimizer steps, and the baseline they are compared with.
+
+use std::num::NonZeroUsize;
+
+use anyhow::{Result, bail};
+
+use crate::training::adamw::AdamWOptions;
+use crate::training::plan::Sharing;
+use crate::training::schedule::{Decay, Schedule, ScheduleError};
+
+/// Options of the optimizer steps.
+#[derive(clap::Args, Debug, Clone)]
+#[command(next_help_heading = "Training")]
+pub struct StepArgs {
+    /// Passes over the data [default: 1].
+    #[arg(long)]
+    pub epochs: Option<NonZeroUsize>,
+    /// Stop after this many optimizer steps, if the epochs have more.
+    #[arg(long, value_name = "STEPS")]
+    pub max_steps: Option<NonZeroUsize>,
+    /// Tasks of one optimizer step [default: 4].
+    #[arg(long, value_name = "TASKS")]
+    pub tasks_per_step: Option<NonZeroUsize>,
+    /// Tokens of one pack; a step is split into as many packs as it needs. The largest tree or
+    /// 8192, whichever is more, if not given.
+    #[arg(long, value_name = "TOKENS")]
+    pub token_budget: Option<NonZeroUsize>,
+    /// Highest learning rate.
+    #[arg(long, value_name = "RATE", default_value_t = 1e-3)]
+    pub learning_rate: f64,
+    /// Learning rate at the end of the cosine.
+    #[arg(long, value_name = "RATE", default_value_t = 0.0)]
+    pub min_learning_rate: f64,
+    /// Steps of linear warm-up.
+    #[arg(long, value_name = "STEPS", default_value_t = 0)]
+    pub warmup_steps: usize,
+    /// Learning rate after the warm-up.
+    #[arg(long, value_enum, default_value_t = Decay::Cosine)]
+    pub decay: Decay,
+    /// AdamW's decoupled weight decay, of matrices only.
+    #[arg(long, default_value_t = 0.0)]
+    pub weight_decay: f64,
+    /// AdamW's decay of the first moment.
+    #[arg(long, default_value_t = 0.9)]
+    pub beta1: f64,
+    /// AdamW's decay of the second moment.
+    #[arg(long, default_value_t = 0.95)]
+    pub beta2: f64,
+    /// AdamW's epsilon.
+    #[arg(long, default_value_t = 1e-8)]
+    pub epsilon: f64,
+    /// Gradients are scaled down to this global norm; 0 turns clipping off.
+    #[arg(long, value_name = "NORM", default_value_t = 1.0)]
+    pub max_grad_norm: f64,
+    /// Seed of initial weights, adapters, validation split and data order.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Where to compute: one of the backends this program was built with, as `name` or `name:index`.
+    #[arg(long, default_value = "flex")]
+    pub device: String,
+}
+
+impl StepArgs {
+    /// Passes over the data.
+    pub fn epochs(&self) -> usize {
+        self.epochs.map_or(1, NonZeroUsize::get)
+    }
+
+    /// Tasks of one optimizer step.
+    pub fn tasks_per_step(&self) -> NonZeroUsize {
+        const DEFAULT: NonZeroUsize = NonZeroUsize::new(4).unwrap();
+        self.tasks_per_step.unwrap_or(DEFAULT)
+    }
+
+    /// AdamW's settings.
+    pub fn adamw(&self) -> AdamWOptions {
+        AdamWOptions {
+            beta1: self.beta1,
+            beta2: self.beta2,
+            epsilon: self.epsilon,
+            weight_decay: self.weight_decay,
+        }
+    }
+
+    /// The learning rates of a run over data with so many steps in a pass.
+    ///
+    /// # Errors
+    /// [`ScheduleError`] if they make no schedule.
+    pub fn schedule(&self, steps_per_epoch: usize) -> Result<Schedule, ScheduleError> {
+        let steps = steps_per_epoch.saturating_mul(self.epochs());
+        let schedule = Schedule {
+            peak: self.learning_rate,
+            minimum: self.min_learning_rate,
+            warmup_steps: self.warmup_steps,
+            total_steps: self.max_steps.map_or(steps, |most| steps.min(most.get())),
+            decay: self.decay,
+        };
+        schedule.init(0)?;
+        Ok(schedule)
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        if !self.max_grad_norm.is_finite() || self.max_grad_norm < 0.0 {
+            bail!(
+                "--max-grad-norm {}: expected 0 (no clipping) or more",
+                self.max_grad_norm
+            );
+        }
+        for (option, value) in [("--beta1", self.beta1), ("--beta2", self.beta2)] {
+            if !(0.0..1.0).contains(&value) {
+                bail!("{option} {value}: expected at least 0 and less than 1");
+            }
+        }
+        if !self.epsilon.is_finite() || self.epsilon <= 0.0 {
+            bail!("--epsilon {}: expected more than 0", self.epsilon);
+        }
+        if !self.weight_decay.is_finite() || self.weight_decay < 0.0 {
+            bail!("--weight-decay {}: expected 0 or more", self.weight_decay);
+        }
+        Ok(())
+    }
+}
+
+/// Options of the baseline.
+#[derive(clap::Args, Debug, Clone)]
+#[command(next_help_heading = "Comparison")]
+pub struct ComparisonArgs {
+    /// Whether trajectories of a task share the computation of their prefixes. `flat` is the
+    /// baseline.
+    #[arg(long, value_enum, default_value_t = Sharing::Tree, conflicts_with = "compare")]
+    pub sharing: Sharing,
+    /// Make every step twice, on trees and on separate trajectories, each with its own copy of the
+    /// model, and report losses and times side by side.
+    #[arg(long)]
+    pub compare: bool,
+}
+
+impl ComparisonArgs {
+    /// The kinds of passes of the run, that which is reported first at the front.
+    pub fn sharings(&self) -> &[Sharing] {
+        match self.compare {
+            true => &[Sharing::Tree, Sharing::Flat],
+            false => std::slice::from_ref(&self.sharing),
+        }
+    }
+}
