@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{Int, Tensor};
-use burn_tree_attn::TreeMask;
+use burn_tree_attn::{PastKeys, TreeMask, TreeMaskError};
 use burn_tree_ssm::{RecurrenceError, TreeRecurrence};
 use thiserror::Error;
 use tree_pack::{IndexMemory, TreeBatch, TreeLayout};
@@ -47,20 +47,85 @@ pub struct BlockContext {
     /// without waiting for the device.
     pub host_tokens: Arc<Vec<u32>>,
     layouts: Arc<Vec<TreeLayout>>,
+    cuts: Arc<Cuts>,
     recurrence: Arc<OnceLock<TreeRecurrence>>,
+    routing: Option<(usize, Tensor<2, Int>)>,
+}
+
+/// Where the trees of a batch begin and end that are parts of larger ones.
+#[derive(Debug, Default)]
+struct Cuts {
+    /// Which initial state each root starts from; empty if all start from zero.
+    root_states: Vec<Option<u32>>,
+    /// Rows of the flattened batch whose states later parts start from.
+    requested_rows: Vec<u32>,
 }
 
 impl BlockContext {
     /// The context of a batch on its own, without rows computed before.
+    ///
+    /// # Panics
+    /// If a layout begins below the root of its tree: it continues rows of another pack, as
+    /// [`step_gradients`](crate::step_gradients) knows. And if a layout contradicts itself.
     pub fn new(batch: &TreeBatch) -> Self {
+        for (index, layout) in batch.layouts.iter().enumerate() {
+            let mut rows = layout.parents.iter().zip(&layout.position_ids);
+            let cut = rows.position(|(&parent, &position)| parent < 0 && position > 0);
+            if let Some(row) = cut {
+                panic!(
+                    "row {row} of batch row {index} begins at depth {}, expected 0: its pack \
+                     continues another one",
+                    layout.position_ids[row]
+                );
+            }
+        }
+        let past = vec![PastKeys::default(); batch.layouts.len()];
+        Self::with_cuts(batch, &past, Cuts::default()).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The context of a batch of one pack that continues `past`: the states with which its roots
+    /// start, and the rows after which states are asked for.
+    pub(crate) fn of_partition(
+        batch: &TreeBatch,
+        past: &PastKeys,
+        root_states: Vec<Option<u32>>,
+        requested_rows: Vec<u32>,
+    ) -> Result<Self, TreeMaskError> {
+        let cuts = Cuts {
+            root_states,
+            requested_rows,
+        };
+        Self::with_cuts(batch, std::slice::from_ref(past), cuts)
+    }
+
+    fn with_cuts(batch: &TreeBatch, past: &[PastKeys], cuts: Cuts) -> Result<Self, TreeMaskError> {
         let [_, rows] = batch.tokens.dims();
-        Self {
+        let device = batch.tokens.device();
+        Ok(Self {
             position_ids: batch.position_ids.clone(),
-            mask: TreeMask::from_layouts(&batch.layouts, rows, &batch.tokens.device()),
+            mask: TreeMask::with_past_keys(&batch.layouts, rows, past, &device)?,
             host_tokens: Arc::new(batch.host_tokens()),
             layouts: batch.layouts.clone(),
+            cuts: Arc::new(cuts),
             recurrence: Arc::default(),
+            routing: None,
+        })
+    }
+
+    /// The same context for block `block` to be computed again with the experts `[B * N, K]` that it
+    /// chose before.
+    pub fn with_routing(self, block: usize, experts: Tensor<2, Int>) -> Self {
+        Self {
+            routing: Some((block, experts)),
+            ..self
         }
+    }
+
+    /// The experts `[B * N, K]` that block `block` has to take, if it is computed again: rounding
+    /// could make it choose others. A block that chooses must ask.
+    pub fn routing(&self, block: usize) -> Option<Tensor<2, Int>> {
+        let (of, experts) = self.routing.as_ref()?;
+        (*of == block).then(|| experts.clone())
     }
 
     /// The same context with another recurrence of the same trees: one in which they start from
@@ -143,7 +208,17 @@ impl BlockContext {
             return Ok(recurrence);
         }
         let [_, rows] = self.position_ids.dims();
-        let recurrence = TreeRecurrence::try_from_layouts(&self.layouts, rows)?;
+        let mut recurrence = TreeRecurrence::try_from_layouts(&self.layouts, rows)?;
+        let Cuts {
+            root_states,
+            requested_rows,
+        } = &*self.cuts;
+        if !root_states.is_empty() {
+            recurrence = recurrence.try_with_initial_states(root_states)?;
+        }
+        if !requested_rows.is_empty() {
+            recurrence = recurrence.try_with_requested_rows(requested_rows)?;
+        }
         Ok(self.recurrence.get_or_init(|| recurrence))
     }
 }
@@ -163,8 +238,8 @@ pub enum BlockPast {
     Recurrent {
         /// `[G, HV, DK, DV]` states.
         states: Tensor<4>,
-        /// `[G, K - 1, C]` inputs of the convolution.
-        conv_tails: Tensor<3>,
+        /// `[G, K - 1, C]` inputs of the convolution; `None` if it reads one token only.
+        conv_tails: Option<Tensor<3>>,
     },
 }
 

@@ -12,6 +12,7 @@ pub mod models;
 pub mod numbers;
 pub mod oracle;
 pub mod packing;
+pub mod partition;
 pub mod policy;
 pub mod step;
 pub mod tensors;

@@ -2,7 +2,7 @@
 //! its input.
 
 use burn::module::Module;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 use burn_tree_train::{BlockContext, BlockOutputs, BlockPast};
 
 use super::Qwen3Config;
@@ -86,11 +86,13 @@ impl Block {
         })
     }
 
+    /// `experts [B * N, K]` are those to be taken by a mixture, if they were chosen before.
     pub(super) fn forward(
         &self,
         x: Tensor<3>,
         context: &BlockContext,
         past: Option<&BlockPast>,
+        experts: Option<Tensor<2, Int>>,
     ) -> (Tensor<3>, BlockOutputs) {
         let mut outputs = BlockOutputs::default();
         let normed = self.input_layernorm.forward(x.clone());
@@ -113,7 +115,7 @@ impl Block {
         let hidden = match &self.mlp {
             FeedForward::Dense(mlp) => mlp.forward(normed),
             FeedForward::Sparse(moe) => {
-                let (hidden, router) = moe.forward(normed);
+                let (hidden, router) = moe.forward(normed, experts);
                 outputs.router = Some(router);
                 hidden
             }

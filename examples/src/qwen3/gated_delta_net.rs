@@ -185,7 +185,7 @@ impl GatedDeltaNet {
         let (initial_states, initial_tails) = match past {
             None => (None, None),
             Some(BlockPast::Recurrent { states, conv_tails }) => {
-                (Some(states.clone()), Some(conv_tails.clone()))
+                (Some(states.clone()), conv_tails.clone())
             }
             Some(BlockPast::Attention { .. }) => {
                 panic!("a recurrent layer continues from states and convolution tails")

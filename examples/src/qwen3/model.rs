@@ -142,7 +142,7 @@ impl TreeModel for Qwen3 {
         context: &BlockContext,
         past: Option<&BlockPast>,
     ) -> (Tensor<3>, BlockOutputs) {
-        self.layers[index].forward(x, context, past)
+        self.layers[index].forward(x, context, past, context.routing(index))
     }
 
     fn final_norm(&self, x: Tensor<3>) -> Tensor<3> {

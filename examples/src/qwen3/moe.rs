@@ -95,10 +95,16 @@ impl SparseMoe {
         })
     }
 
-    pub(super) fn forward(&self, x: Tensor<3>) -> (Tensor<3>, RouterOutput) {
+    /// Runs the layer on `x [B, N, hidden]`, with the experts `chosen [B * N, K]` if there are any, else
+    /// with the most probable ones.
+    pub(super) fn forward(
+        &self,
+        x: Tensor<3>,
+        chosen: Option<Tensor<2, Int>>,
+    ) -> (Tensor<3>, RouterOutput) {
         let [batch, rows, hidden] = x.dims();
         let tokens = batch * rows;
-        let chosen = self.experts_per_token;
+        let per_token = self.experts_per_token;
         let shared = self.shared_expert.as_ref();
         let shared = shared.map(|expert| expert.forward(x.clone()));
         let x = x.reshape([tokens, hidden]);
@@ -109,12 +115,18 @@ impl SparseMoe {
             _ => DType::F32,
         };
         let probabilities = softmax(logits.cast(wide), 1);
-        let experts = largest(probabilities.clone().into_data(), chosen);
-        let dispatch = Dispatch::new(&experts, tokens, probabilities.dims()[1]);
-        let experts = Tensor::<2, Int>::from_data(
-            TensorData::new(experts, [tokens, chosen]),
-            &probabilities.device(),
-        );
+        let (experts, on_host) = match chosen {
+            Some(experts) => {
+                let on_host = experts.to_data().iter::<i32>().collect();
+                (experts, on_host)
+            }
+            None => {
+                let on_host = largest(probabilities.clone().into_data(), per_token);
+                let data = TensorData::new(on_host.clone(), [tokens, per_token]);
+                (Tensor::from_data(data, &probabilities.device()), on_host)
+            }
+        };
+        let dispatch = Dispatch::new(&on_host, tokens, probabilities.dims()[1]);
         let mut weights = probabilities.clone().gather(1, experts.clone());
         if self.norm_topk_prob {
             weights = weights.clone() / weights.sum_dim(1);
@@ -133,7 +145,7 @@ impl SparseMoe {
             &dispatch.group_sizes,
         );
         let per_choice: Tensor<3> =
-            gather_rows(routed, &dispatch.positions).reshape([tokens, chosen, hidden]);
+            gather_rows(routed, &dispatch.positions).reshape([tokens, per_token, hidden]);
         let weights = weights.cast(x.dtype()).unsqueeze_dim(2);
         let routed = (per_choice * weights)
             .sum_dim(1)

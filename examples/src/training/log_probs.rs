@@ -4,9 +4,10 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_tree_train::TreeModel;
-use tree_pack::{PackError, PackedStep};
+use tree_pack::PackedStep;
 
 use super::optimizer_step::{self, Trainer};
+use super::pass::PassError;
 use super::plan::StepPlan;
 
 /// Whose log-probabilities they are.
@@ -23,18 +24,18 @@ pub enum LogProbs {
 /// packs are those of the steps, so that a step that follows computes the very same numbers.
 ///
 /// # Errors
-/// [`PackError`] if the tasks cannot be packed.
+/// [`PassError`] if the tasks cannot be packed, or the device fails.
 pub fn compute<M: Module + TreeModel>(
     which: LogProbs,
     plan: &mut StepPlan,
     steps: &[Vec<usize>],
     trainer: &Trainer<M>,
-) -> Result<(), PackError> {
+) -> Result<(), PassError> {
     let worker = trainer.precision.shadow(&trainer.model);
     for tasks in steps {
         let step = plan.packs_of_every_token(tasks)?;
         let log_probs =
-            optimizer_step::log_probs(&worker, &step.packs, trainer.head, &trainer.device);
+            optimizer_step::log_probs(&worker, &step.packs, &trainer.options, &trainer.device)?;
         set(which, plan, &step, log_probs);
     }
     Ok(())

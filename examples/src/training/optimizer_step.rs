@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer};
+use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_tree_train::{
-    BlockContext, LmHeadOptions, TokenLogProbs, TreeModel, shadow, token_log_probs, widen_gradients,
+    LmHeadOptions, StepOptions, TreeModel, shadow, step_forward, step_gradients,
 };
 use thiserror::Error;
-use tree_pack::{OccurrenceBatch, Pack, PackedStep, TreeBatch};
+use tree_pack::{Pack, PackedStep};
 
 use super::clip::{clip_global_norm, global_norm};
 use super::objective::{Metrics, Objective, StepLoss};
@@ -30,8 +30,11 @@ pub struct StepOutcome {
 }
 
 /// A step that was not made; the model is unchanged.
-#[derive(Clone, Debug, PartialEq, Error)]
+#[derive(Debug, Error)]
 pub enum StepError {
+    /// The forward and backward passes are not possible.
+    #[error(transparent)]
+    Passes(#[from] burn_tree_train::StepError),
     /// The loss or the gradients overflowed or are undefined.
     #[error("the loss is {loss} and the gradients' norm {gradient_norm}: no step was made")]
     NotFinite {
@@ -85,8 +88,8 @@ pub struct Trainer<M> {
     pub max_gradient_norm: Option<f64>,
     /// Dtypes of the forward and backward pass.
     pub precision: Precision,
-    /// How rows are projected on the vocabulary.
-    pub head: LmHeadOptions,
+    /// How the forward and backward passes are computed.
+    pub options: StepOptions,
     /// The device of the model.
     pub device: Device,
 }
@@ -96,7 +99,8 @@ impl<M: Module + TreeModel> Trainer<M> {
     /// contain the denominator of the whole step, so losses and gradients of the packs are added.
     ///
     /// # Errors
-    /// [`StepError`] if the loss or the gradients are not finite, or the device fails.
+    /// [`StepError`] if the packs contradict each other, the loss or the gradients are not finite, or
+    /// the device fails.
     pub fn step(
         &mut self,
         step: &PackedStep,
@@ -105,15 +109,19 @@ impl<M: Module + TreeModel> Trainer<M> {
     ) -> Result<StepOutcome, StepError> {
         let start = Instant::now();
         let worker = self.precision.shadow(&self.model);
-        let (packs, head) = (&step.packs, self.head);
-        let first_pass = objective
-            .needs_first_pass(step)
-            .then(|| log_probs(&worker, packs, head, &self.device));
-        let mut loss_of_step = objective.loss(step, first_pass);
-        let loss_of_pack = |pack, log_probs, occurrences: &OccurrenceBatch| {
-            loss_of_step.of_pack(pack, log_probs, occurrences)
+        let (packs, options) = (&step.packs, &self.options);
+        let first_pass = match objective.needs_first_pass(step) {
+            true => Some(log_probs(&worker, packs, options, &self.device)?),
+            false => None,
         };
-        let (losses, gradients) = gradients(&worker, packs, head, &self.device, loss_of_pack);
+        let mut loss_of_step = objective.loss(step, first_pass);
+        let (losses, gradients) = step_gradients(
+            &worker,
+            packs,
+            options,
+            &self.device,
+            |pack, log_probs, occurrences| loss_of_step.of_pack(pack, log_probs, occurrences),
+        )?;
         drop(worker);
         // Everything is submitted before anything is waited for: the device computes without a
         // break. If the numbers turn out not to be finite, the step is taken back.
@@ -160,79 +168,52 @@ impl<M: Module + TreeModel> Trainer<M> {
     }
 }
 
-/// Loss of each pack of one optimizer step, and the gradients of their sum in at least f32.
-/// `loss_of` makes the loss `[1]` of a pack, given by its index, from its log-probabilities.
-pub fn gradients<M: Module + TreeModel>(
-    model: &M,
-    packs: &[Pack],
-    head: LmHeadOptions,
-    device: &Device,
-    mut loss_of: impl FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> Tensor<1>,
-) -> (Vec<Tensor<1>>, GradientsParams) {
-    let mut accumulator = GradientsAccumulator::new();
-    let mut losses = Vec::with_capacity(packs.len());
-    for (index, pack) in packs.iter().enumerate() {
-        let (log_probs, occurrences) = forward(model, pack, head, device);
-        let loss = loss_of(index, log_probs, &occurrences);
-        losses.push(loss.clone().inner());
-        let gradients = GradientsParams::from_grads(loss.backward(), model);
-        accumulator.accumulate(model, widen_gradients(gradients, model));
-    }
-    (losses, accumulator.grads())
-}
-
-/// Log-probabilities of the occurrences of every pack, without gradients. They are computed by the
-/// same operations as those of a training step.
+/// Log-probabilities of the occurrences of every pack, without gradients.
+///
+/// # Errors
+/// As [`step_forward`].
 pub fn log_probs<M: Module + TreeModel>(
     model: &M,
     packs: &[Pack],
-    head: LmHeadOptions,
+    options: &StepOptions,
     device: &Device,
-) -> Vec<Tensor<1>> {
-    let model = model.valid();
-    let device = device.clone().inner();
-    let head = LmHeadOptions {
-        entropy: false,
-        ..head
+) -> Result<Vec<Tensor<1>>, burn_tree_train::StepError> {
+    let options = StepOptions {
+        head: LmHeadOptions {
+            entropy: false,
+            ..options.head
+        },
+        ..options.clone()
     };
-    let log_probs = |pack| forward(&model, pack, head, &device).0.log_probs;
-    packs.iter().map(log_probs).collect()
+    step_forward(model, packs, &options, device, |_, output, _| {
+        output.log_probs
+    })
 }
 
 /// Loss of packs without gradients.
+///
+/// # Errors
+/// As [`step_forward`].
 pub fn evaluate<M: Module + TreeModel>(
     model: &M,
     step: &PackedStep,
     objective: &impl Objective,
-    head: LmHeadOptions,
+    options: &StepOptions,
     device: &Device,
-) -> (f64, Metrics) {
-    let first_pass = objective
-        .needs_first_pass(step)
-        .then(|| log_probs(model, &step.packs, head, device));
+) -> Result<(f64, Metrics), burn_tree_train::StepError> {
+    let first_pass = match objective.needs_first_pass(step) {
+        true => Some(log_probs(model, &step.packs, options, device)?),
+        false => None,
+    };
     let mut loss = objective.loss(step, first_pass);
-    let model = model.valid();
-    let device = device.clone().inner();
-    let losses = step.packs.iter().enumerate().map(|(index, pack)| {
-        let (log_probs, occurrences) = forward(&model, pack, head, &device);
-        loss.of_pack(index, log_probs, &occurrences)
-    });
-    let total = sum_on_host(losses.collect());
-    (total, loss.metrics())
-}
-
-/// Log-probabilities of the occurrences of a pack.
-pub fn forward<M: TreeModel>(
-    model: &M,
-    pack: &Pack,
-    head: LmHeadOptions,
-    device: &Device,
-) -> (TokenLogProbs, OccurrenceBatch) {
-    let batch = TreeBatch::new(std::slice::from_ref(pack), device);
-    let context = BlockContext::new(&batch);
-    let hidden = model.hidden_states(batch.tokens, &context);
-    let log_probs = token_log_probs(hidden, model.head_weight(), &batch.occurrences, head);
-    (log_probs, batch.occurrences)
+    let losses = step_forward(
+        model,
+        &step.packs,
+        options,
+        device,
+        |pack, log_probs, occurrences| loss.of_pack(pack, log_probs, occurrences),
+    )?;
+    Ok((sum_on_host(losses), loss.metrics()))
 }
 
 /// The sum of losses of one element each, read in one transfer.
@@ -250,8 +231,8 @@ mod tests {
     use crate::qwen3::Qwen3Config;
     use crate::training::adamw::{AdamWOptions, adamw};
     use crate::training::objective::Supervised;
-    use burn_tree_train::sft_loss;
-    use tree_pack::{PackOptions, Trajectory, build_forests, pack_step};
+    use burn_tree_train::{TokenLogProbs, sft_loss};
+    use tree_pack::{OccurrenceBatch, PackOptions, Trajectory, build_forests, pack_step};
 
     const ADAMW: AdamWOptions = AdamWOptions {
         beta1: 0.9,
@@ -295,11 +276,12 @@ mod tests {
         let model = Qwen3::random(&config(0.2), 1, FloatDType::F32, &device);
         let (one, four) = (packs(64), packs(9));
         assert_eq!((one.packs.len(), four.packs.len()), (1, 4));
-        let head = LmHeadOptions::default();
-        let (losses_of_one, gradients_of_one) =
-            gradients(&model, &one.packs, head, &device, supervised);
-        let (losses_of_four, gradients_of_four) =
-            gradients(&model, &four.packs, head, &device, supervised);
+        let options = StepOptions::default();
+        let gradients = |step: &PackedStep| {
+            step_gradients(&model, &step.packs, &options, &device, supervised).unwrap()
+        };
+        let (losses_of_one, gradients_of_one) = gradients(&one);
+        let (losses_of_four, gradients_of_four) = gradients(&four);
         let [loss_of_one, loss_of_four] = [losses_of_one, losses_of_four].map(sum_on_host);
         // Sums in f32 in another order.
         assert!((loss_of_one - loss_of_four).abs() < 1e-6 * loss_of_one);
@@ -308,7 +290,7 @@ mod tests {
             norm.into_scalar::<f64>()
         });
         assert!((norms[0] - norms[1]).abs() < 1e-5 * norms[0], "{norms:?}");
-        let (loss, _) = evaluate(&model, &four, &Supervised, head, &device);
+        let (loss, _) = evaluate(&model, &four, &Supervised, &options, &device).unwrap();
         assert!((loss - loss_of_four).abs() < 1e-6 * loss);
     }
 
@@ -318,14 +300,14 @@ mod tests {
         let device = Device::flex().autodiff();
         let model = Qwen3::random(&config(0.2), 1, FloatDType::F32, &device);
         let step = packs(18);
-        let head = LmHeadOptions::default();
-        let expected = log_probs(&model, &step.packs, head, &device);
+        let options = StepOptions::default();
+        let expected = log_probs(&model, &step.packs, &options, &device).unwrap();
         let mut trained = Vec::new();
         let collect = |_, log_probs: TokenLogProbs, occurrences: &OccurrenceBatch| {
             trained.push(log_probs.log_probs.clone().inner());
             sft_loss(log_probs.log_probs, occurrences)
         };
-        gradients(&model, &step.packs, head, &device, collect);
+        step_gradients(&model, &step.packs, &options, &device, collect).unwrap();
         assert_eq!((trained.len(), expected.len()), (2, 2));
         for (trained, expected) in trained.into_iter().zip(expected) {
             assert_eq!(trained.into_data(), expected.into_data());
@@ -343,7 +325,7 @@ mod tests {
             optimizer,
             max_gradient_norm: Some(1.0),
             precision: Precision::F32,
-            head: LmHeadOptions::default(),
+            options: StepOptions::default(),
             device,
         };
         let error = trainer

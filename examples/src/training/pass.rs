@@ -20,6 +20,9 @@ pub enum PassError {
     /// Its trajectories cannot be packed.
     #[error(transparent)]
     Pack(#[from] PackError),
+    /// Log-probabilities of its trajectories cannot be computed.
+    #[error(transparent)]
+    LogProbs(#[from] burn_tree_train::StepError),
     /// Its numbers are not finite.
     #[error("step {step}: {error}", step = step + 1)]
     Step {

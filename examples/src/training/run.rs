@@ -142,7 +142,7 @@ impl<'a> Run<'a> {
             optimizer,
             max_gradient_norm: (max_norm > 0.0).then_some(max_norm),
             precision: self.args.model.precision(),
-            head: self.args.model.head(),
+            options: self.args.model.step_options(),
             device: device.clone(),
         })
     }
@@ -214,9 +214,9 @@ impl<'a> Run<'a> {
                     &trainer.model,
                     step,
                     objective,
-                    trainer.head,
+                    &trainer.options,
                     &trainer.device,
-                );
+                )?;
                 record.validation_loss = Some(loss);
             }
             self.metrics.write(&record)?;

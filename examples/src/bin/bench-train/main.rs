@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use burn::tensor::FloatDType;
-use burn_tree_train::LmHeadOptions;
+use burn_tree_train::{LmHeadOptions, StepOptions};
 use clap::Parser;
 use tree_training_examples::benchmark::attention::Heads;
 use tree_training_examples::benchmark::products::ProductTimes;
@@ -62,8 +62,11 @@ fn run(args: &Args) -> Result<()> {
             blocks: args.dtype.float(),
             head: args.head_dtype.float(),
         },
-        head: LmHeadOptions {
-            chunk_rows: args.head_chunk_rows.map(Into::into),
+        options: StepOptions {
+            head: LmHeadOptions {
+                chunk_rows: args.head_chunk_rows.map(Into::into),
+                ..Default::default()
+            },
             ..Default::default()
         },
         device,
@@ -104,7 +107,7 @@ fn rates(
     let packs = steps.iter().flat_map(|step| &step.flat.packs);
     let rows = packs.map(|pack| pack.padded_len).max().unwrap_or(1);
     // As `token_log_probs` chooses where it is not told.
-    let head_rows = trainer.head.chunk_rows.unwrap_or(256).min(rows);
+    let head_rows = trainer.options.head.chunk_rows.unwrap_or(256).min(rows);
     let repetitions = Repetitions {
         warm_up: 2,
         samples: 3,

@@ -15,7 +15,7 @@ use tree_training_examples::qwen3::{
     Attention, FeedForward, GatedDeltaNet, InputProjections, LinearAttentionConfig, Mixer, Qwen3,
     Qwen3Config,
 };
-use tree_training_examples::training::optimizer_step::{self, Trainer};
+use tree_training_examples::training::optimizer_step::Trainer;
 use tree_training_examples::training::report::{table, tera};
 use tree_training_examples::training::timing::{Repetitions, seconds, wait};
 
@@ -39,13 +39,15 @@ pub fn print(step: &BenchStep, config: &Qwen3Config, trainer: &Trainer<Qwen3>, a
 /// the device never waits.
 fn phases(pack: &Pack, trainer: &Trainer<Qwen3>, repetitions: Repetitions) {
     let device = &trainer.device;
-    let (precision, head) = (trainer.precision, trainer.head);
+    let (precision, head) = (trainer.precision, trainer.options.head);
     let plain = device.clone().inner();
     let time = |work: &mut dyn FnMut()| seconds(&plain, repetitions, work) * 1e3;
     let worker = precision.shadow(&trainer.model);
     let forward = || {
-        let (log_probs, occurrences) = optimizer_step::forward(&worker, pack, head, device);
-        sft_loss(log_probs.log_probs, &occurrences)
+        let batch = TreeBatch::new(std::slice::from_ref(pack), device);
+        let hidden = worker.hidden_states(batch.tokens.clone(), &BlockContext::new(&batch));
+        let output = token_log_probs(hidden, worker.head_weight(), &batch.occurrences, head);
+        sft_loss(output.log_probs, &batch.occurrences)
     };
     let gradients = || GradientsParams::from_grads(forward().backward(), &worker);
     let widened = || widen_gradients(gradients(), &worker);
@@ -221,7 +223,15 @@ fn operations(
     times.time(
         "head and log-probabilities (once)",
         2.0 * projected * (config.vocab_size * hidden) as f64,
-        || token_log_probs(x.clone(), head.clone(), &batch.occurrences, trainer.head).log_probs,
+        || {
+            token_log_probs(
+                x.clone(),
+                head.clone(),
+                &batch.occurrences,
+                trainer.options.head,
+            )
+            .log_probs
+        },
     );
     times.print();
 }

@@ -1,0 +1,44 @@
+//! What can be wrong with a step.
+
+use burn::backend::ExecutionError;
+use burn_tree_attn::TreeMaskError;
+use thiserror::Error;
+use tree_pack::PacksError;
+
+use crate::LmHeadError;
+
+/// A step that cannot be computed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StepError {
+    /// The packs contradict themselves, or each other.
+    #[error(transparent)]
+    Packs(#[from] PacksError),
+    /// A pack's mask cannot be built.
+    #[error("pack {pack}: {source}")]
+    Mask {
+        /// Index of the pack.
+        pack: usize,
+        /// What is wrong.
+        source: TreeMaskError,
+    },
+    /// The head cannot project a pack's predictions.
+    #[error("pack {pack}: {source}")]
+    Head {
+        /// Index of the pack.
+        pack: usize,
+        /// What is wrong.
+        source: LmHeadError,
+    },
+    /// Multiplicities that are not one per row.
+    #[error("multiplicities of {found:?} rows, expected {expected:?} (one per row of each pack)")]
+    Multiplicities {
+        /// Their number for each pack.
+        found: Vec<usize>,
+        /// Rows of each pack with padding.
+        expected: Vec<usize>,
+    },
+    /// The device failed while tensors were copied to the host.
+    #[error("the device failed: {0}")]
+    Device(#[from] ExecutionError),
+}

@@ -1,0 +1,93 @@
+//! A pack whose graph is kept from its forward to its backward pass.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use super::StepError;
+use super::inputs::{PackInputs, injections, objective};
+use super::kept::{Kept, Place};
+use super::rows::{BlockRows, Rows, left_by, past_of};
+use super::{LossOf, Step};
+use crate::TreeModel;
+
+/// The graph of a pack, and its ends.
+pub(super) struct Graph {
+    inputs: PackInputs,
+    loss: Tensor<1>,
+    /// What each block continues from: leaves.
+    past: Vec<BlockRows<Tensor<2>>>,
+    /// What each block leaves; empty without descendants.
+    left: Vec<BlockRows<Tensor<2>>>,
+}
+
+impl Graph {
+    pub(super) fn forward<M: Module + TreeModel>(
+        step: &mut Step<'_, M>,
+        inputs: PackInputs,
+        loss_of: &mut impl LossOf,
+    ) -> Result<Self, StepError> {
+        let model = step.model;
+        let context = &inputs.context;
+        let (mut past, mut left, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+        let mut router_losses = Vec::new();
+        let mut x = model.embed(inputs.tokens.clone(), context);
+        for block in 0..model.n_blocks() {
+            let rows = inputs
+                .past
+                .gather(&step.shelf, block)
+                .map(Rows::into_leaves);
+            past.push(rows.as_ref().map(|rows| rows.matrix.clone()));
+            let (y, outputs) = model.block(block, x, context, past_of(rows).as_ref());
+            x = y;
+            if let (Some(options), Some(router)) = (&step.options.router_loss, &outputs.router) {
+                router_losses.push(options.of_block(inputs.index, router));
+            }
+            if let Some(rows) = &inputs.kept_rows {
+                let rows = left_by(outputs, rows);
+                left.push(rows.as_ref().map(|rows| rows.matrix.clone()));
+                // The graph holds them on the device anyway.
+                kept.push(rows.try_map(|rows| Kept::new(rows, Place::Device))?);
+            }
+        }
+        step.shelf.put(inputs.index, kept);
+        let log_probs = inputs.log_probs(model, x, step.options.head)?;
+        let mut loss = loss_of(inputs.index, log_probs, &inputs.occurrences);
+        for part in router_losses {
+            let part = part.cast(loss.dtype());
+            loss = loss + part;
+        }
+        Ok(Self {
+            inputs,
+            loss,
+            past,
+            left,
+        })
+    }
+
+    pub(super) fn loss(&self) -> Tensor<1> {
+        self.loss.clone().inner()
+    }
+
+    /// The backward pass of the pack's own loss and of the gradients that its descendants gave.
+    pub(super) fn backward<M: Module + TreeModel>(
+        self,
+        step: &mut Step<'_, M>,
+    ) -> Result<(), StepError> {
+        let kept = step.shelf.remove(self.inputs.index).unwrap_or_default();
+        let injected = self.left.into_iter().zip(kept);
+        let injected =
+            injected.flat_map(|(left, mut kept)| injections(left, &mut kept, &step.inner_device));
+        let Some(objective) = objective([self.loss].into_iter().chain(injected)) else {
+            return Ok(());
+        };
+        let mut gradients = objective.backward();
+        for (block, leaves) in self.past.into_iter().enumerate() {
+            let of_past = leaves.map(|leaf| leaf.grad_remove(&mut gradients));
+            self.inputs
+                .past
+                .add_gradients(&mut step.shelf, block, of_past)?;
+        }
+        step.add(gradients);
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+//! A pack on the device, with what it continues from.
+
+use std::sync::Arc;
+
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use tree_pack::{OccurrenceBatch, Pack, TreeBatch};
+
+use super::StepError;
+use super::kept::{Kept, PastSources, Place, Shelf};
+use super::plan::StepPlan;
+use super::rows::{BlockRows, left_by, past_of};
+use crate::{
+    BlockContext, BlockOutputs, GatherPlan, LmHeadOptions, TokenLogProbs, TreeModel,
+    try_token_log_probs,
+};
+
+/// What one pass over a pack needs.
+pub(super) struct PackInputs {
+    /// Index of the pack in the step.
+    pub(super) index: usize,
+    /// `[1, N]`
+    pub(super) tokens: Tensor<2, Int>,
+    pub(super) context: BlockContext,
+    pub(super) occurrences: OccurrenceBatch,
+    pub(super) past: PastSources,
+    /// The rows whose keys and values descendants see, out of `N`; `None` without descendants.
+    pub(super) kept_rows: Option<Arc<GatherPlan>>,
+}
+
+impl PackInputs {
+    /// Floats of the occurrences are uploaded as `dtype`.
+    pub(super) fn new(
+        packs: &[Pack],
+        plan: &StepPlan,
+        index: usize,
+        dtype: FloatDType,
+        device: &Device,
+    ) -> Result<Self, StepError> {
+        let (pack, planned) = (&packs[index], &plan.packs[index]);
+        let batch = TreeBatch::with_dtype(std::slice::from_ref(pack), device, dtype);
+        let context = BlockContext::of_partition(
+            &batch,
+            &planned.past_keys,
+            planned.root_states.clone(),
+            planned.requested_rows.clone(),
+        )
+        .map_err(|source| StepError::Mask {
+            pack: index,
+            source,
+        })?;
+        let left = |pack: usize| {
+            let plan = &plan.packs[pack];
+            (plan.kept_rows.len(), plan.requested_rows.len())
+        };
+        let kept_rows = (!planned.kept_rows.is_empty()).then(|| {
+            let plan = GatherPlan::new(planned.kept_rows.clone(), pack.padded_len);
+            Arc::new(plan.expect("rows of the layout"))
+        });
+        Ok(Self {
+            index,
+            tokens: batch.tokens,
+            context,
+            occurrences: batch.occurrences,
+            past: PastSources::new(&planned.past, planned.states.as_ref(), left, device),
+            kept_rows,
+        })
+    }
+
+    /// The log-probabilities of the pack's occurrences, from what the last block returns.
+    pub(super) fn log_probs<M: TreeModel>(
+        &self,
+        model: &M,
+        x: Tensor<3>,
+        options: LmHeadOptions,
+    ) -> Result<TokenLogProbs, StepError> {
+        let hidden = model.final_norm(x);
+        try_token_log_probs(hidden, model.head_weight(), &self.occurrences, options).map_err(
+            |source| StepError::Head {
+                pack: self.index,
+                source,
+            },
+        )
+    }
+
+    /// Runs all blocks of a model in which nothing is trained on `x [1, N, hidden]`, and puts what
+    /// descendants continue from on the shelf; `each` gets the input of each block and what it returns besides.
+    pub(super) fn run_blocks<M: TreeModel>(
+        &self,
+        model: &M,
+        mut x: Tensor<3>,
+        shelf: &mut Shelf,
+        place: Place,
+        mut each: impl FnMut(Tensor<3>, &BlockOutputs) -> Result<(), StepError>,
+    ) -> Result<Tensor<3>, StepError> {
+        let autodiff = x.is_autodiff();
+        let mut kept = Vec::new();
+        for block in 0..model.n_blocks() {
+            let past = self.past.gather(shelf, block);
+            let past = past_of(past.map(|rows| rows.with_autodiff(autodiff)));
+            let (y, outputs) = model.block(block, x.clone(), &self.context, past.as_ref());
+            each(std::mem::replace(&mut x, y), &outputs)?;
+            if let Some(rows) = &self.kept_rows {
+                kept.push(left_by(outputs, rows).try_map(|rows| Kept::new(rows, place))?);
+            }
+        }
+        shelf.put(self.index, kept);
+        Ok(x)
+    }
+}
+
+/// Sums of products of what a block leaves with the gradients that arrived for it.
+pub(super) fn injections(
+    left: BlockRows<Tensor<2>>,
+    kept: &mut BlockRows<Kept>,
+    device: &Device,
+) -> Vec<Tensor<1>> {
+    let pairs = left.into_vec().into_iter().zip(kept.as_mut().into_vec());
+    pairs
+        .filter_map(|(left, kept)| {
+            let gradient = kept.take_gradient(device)?;
+            Some((left.cast(gradient.dtype()) * gradient).sum())
+        })
+        .collect()
+}
+
+/// The sum of those parts of an objective that depend on something that is trained.
+pub(super) fn objective(parts: impl IntoIterator<Item = Tensor<1>>) -> Option<Tensor<1>> {
+    let tracked = parts.into_iter().filter(Tensor::is_tracked);
+    tracked.reduce(|sum, part| {
+        let part = part.cast(sum.dtype());
+        sum + part
+    })
+}

@@ -1,0 +1,301 @@
+//! Tensors that wait: rows that descendants continue from, with the sum of the gradients that
+//! arrived for them.
+
+use burn::backend::ExecutionError;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+
+use super::plan::PastRows;
+use super::rows::{BlockRows, Rows};
+use crate::precision::at_least_f32;
+
+/// Where tensors wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Device,
+    Host,
+}
+
+/// A tensor that waits, without autodiff.
+#[derive(Debug)]
+pub(super) enum Stored<const D: usize> {
+    Device(Tensor<D>),
+    Host(TensorData),
+}
+
+impl<const D: usize> Stored<D> {
+    pub(super) fn new(tensor: Tensor<D>, place: Place) -> Result<Self, ExecutionError> {
+        let tensor = tensor.inner();
+        Ok(match place {
+            Place::Device => Self::Device(tensor),
+            Place::Host => Self::Host(tensor.try_into_data()?),
+        })
+    }
+
+    /// The tensor on `device`, which has no autodiff.
+    pub(super) fn load(&self, device: &Device) -> Tensor<D> {
+        match self {
+            Self::Device(tensor) => tensor.clone(),
+            Self::Host(data) => Self::upload(data.clone(), device),
+        }
+    }
+
+    pub(super) fn take(self, device: &Device) -> Tensor<D> {
+        match self {
+            Self::Device(tensor) => tensor,
+            Self::Host(data) => Self::upload(data, device),
+        }
+    }
+
+    fn upload(data: TensorData, device: &Device) -> Tensor<D> {
+        let dtype = data.dtype();
+        Tensor::from_data(data, (device, dtype))
+    }
+}
+
+/// Rows of one tensor of a block that descendants continue from.
+#[derive(Debug)]
+pub(super) struct Kept {
+    matrix: Stored<2>,
+    features: Vec<usize>,
+    gradient: Option<Stored<2>>,
+}
+
+impl Kept {
+    pub(super) fn new(rows: Rows, place: Place) -> Result<Self, ExecutionError> {
+        Ok(Self {
+            matrix: Stored::new(rows.matrix, place)?,
+            features: rows.features,
+            gradient: None,
+        })
+    }
+
+    /// The sum of the gradients of all descendants, in at least f32; `None` if none arrived.
+    pub(super) fn take_gradient(&mut self, device: &Device) -> Option<Tensor<2>> {
+        self.gradient.take().map(|gradient| gradient.take(device))
+    }
+
+    fn add_gradient(
+        &mut self,
+        gradient: Tensor<2>,
+        place: Place,
+        device: &Device,
+    ) -> Result<(), ExecutionError> {
+        let sum = match self.take_gradient(device) {
+            Some(sum) => sum + gradient,
+            None => gradient,
+        };
+        self.gradient = Some(Stored::new(sum, place)?);
+        Ok(())
+    }
+}
+
+/// Some of the rows that a pack leaves, in ascending order: what one descendant continues from.
+#[derive(Debug)]
+struct Selection {
+    /// The pack.
+    pack: usize,
+    /// Number of rows selected.
+    len: usize,
+    /// How to gather them and to scatter their gradients; `None` if they are all rows.
+    indices: Option<Indices>,
+}
+
+#[derive(Debug)]
+struct Indices {
+    /// `[len]` the rows.
+    selected: Tensor<1, Int>,
+    /// `[left]` for each row that the pack leaves its place in the selection, `len` if it has none.
+    places: Tensor<1, Int>,
+}
+
+impl Selection {
+    /// `left` is the number of rows that the pack leaves.
+    fn new(past: &PastRows, left: usize, device: &Device) -> Self {
+        let len = past.slots.len();
+        let indices = (len < left).then(|| {
+            let mut places = vec![len as i32; left];
+            for (place, &slot) in past.slots.iter().enumerate() {
+                places[slot as usize] = place as i32;
+            }
+            let selected = past
+                .slots
+                .iter()
+                .map(|&slot| slot as i32)
+                .collect::<Vec<_>>();
+            let tensor = |values: Vec<i32>| {
+                let len = values.len();
+                Tensor::<1, Int>::from_data(TensorData::new(values, [len]), device)
+            };
+            Indices {
+                selected: tensor(selected),
+                places: tensor(places),
+            }
+        });
+        Self {
+            pack: past.pack,
+            len,
+            indices,
+        }
+    }
+
+    fn gather(&self, rows: Tensor<2>) -> Tensor<2> {
+        match &self.indices {
+            None => rows,
+            Some(indices) => rows.select(0, indices.selected.clone()),
+        }
+    }
+
+    /// The gradient of all rows that the pack leaves: zeros where none is selected. A gather, so
+    /// that nothing is added twice to one place.
+    fn scatter(&self, gradient: Tensor<2>) -> Tensor<2> {
+        match &self.indices {
+            None => gradient,
+            Some(indices) => {
+                let [_, width] = gradient.dims();
+                let zeros = Tensor::zeros([1, width], (&gradient.device(), gradient.dtype()));
+                Tensor::cat(vec![gradient, zeros], 0).select(0, indices.places.clone())
+            }
+        }
+    }
+}
+
+/// What the blocks of every pack leave that is entered and not left yet.
+pub(super) struct Shelf {
+    packs: Vec<Option<Vec<BlockRows<Kept>>>>,
+    /// Where sums of gradients wait.
+    gradients: Place,
+    /// Without autodiff.
+    device: Device,
+}
+
+impl Shelf {
+    pub(super) fn new(packs: usize, gradients: Place, device: &Device) -> Self {
+        Self {
+            packs: (0..packs).map(|_| None).collect(),
+            gradients,
+            device: device.clone().inner(),
+        }
+    }
+
+    pub(super) fn put(&mut self, pack: usize, blocks: Vec<BlockRows<Kept>>) {
+        self.packs[pack] = Some(blocks);
+    }
+
+    pub(super) fn remove(&mut self, pack: usize) -> Option<Vec<BlockRows<Kept>>> {
+        self.packs[pack].take()
+    }
+
+    fn block(&self, pack: usize, block: usize) -> &BlockRows<Kept> {
+        let blocks = self.packs[pack]
+            .as_ref()
+            .expect("a pack is left after its descendants");
+        &blocks[block]
+    }
+}
+
+/// Where the past of a pack comes from, on the device.
+pub(super) struct PastSources {
+    /// Of keys and values.
+    keys: Vec<Selection>,
+    /// Of states and convolution tails.
+    states: Option<Selection>,
+}
+
+impl PastSources {
+    /// `left` gives for a pack the numbers of rows of which it leaves keys, and states.
+    pub(super) fn new(
+        past: &[PastRows],
+        states: Option<&PastRows>,
+        left: impl Fn(usize) -> (usize, usize),
+        device: &Device,
+    ) -> Self {
+        let device = &device.clone().inner();
+        Self {
+            keys: past
+                .iter()
+                .map(|past| Selection::new(past, left(past.pack).0, device))
+                .collect(),
+            states: states.map(|past| Selection::new(past, left(past.pack).1, device)),
+        }
+    }
+
+    /// What block `block` continues from, without autodiff.
+    pub(super) fn gather(&self, shelf: &Shelf, block: usize) -> BlockRows<Rows> {
+        let Some(states) = &self.states else {
+            return BlockRows::Nothing;
+        };
+        let load =
+            |kept: &Kept, selection: &Selection| selection.gather(kept.matrix.load(&shelf.device));
+        match shelf.block(states.pack, block) {
+            BlockRows::Nothing => BlockRows::Nothing,
+            BlockRows::Recurrent {
+                states: kept,
+                conv_tails,
+            } => {
+                let rows = |kept: &Kept| Rows {
+                    matrix: load(kept, states),
+                    features: kept.features.clone(),
+                };
+                BlockRows::Recurrent {
+                    states: rows(kept),
+                    conv_tails: conv_tails.as_ref().map(rows),
+                }
+            }
+            BlockRows::Attention { key, value } => {
+                let mut keys = Vec::with_capacity(self.keys.len());
+                let mut values = Vec::with_capacity(self.keys.len());
+                for selection in &self.keys {
+                    let BlockRows::Attention { key, value } = shelf.block(selection.pack, block)
+                    else {
+                        unreachable!("a block is of the same kind in every pack");
+                    };
+                    keys.push(load(key, selection));
+                    values.push(load(value, selection));
+                }
+                let rows = |kept: &Kept, parts| Rows {
+                    matrix: Tensor::cat(parts, 0),
+                    features: kept.features.clone(),
+                };
+                BlockRows::Attention {
+                    key: rows(key, keys),
+                    value: rows(value, values),
+                }
+            }
+        }
+    }
+
+    /// Adds the gradients of what block `block` continued from to the sums of the packs that own
+    /// the rows.
+    pub(super) fn add_gradients(
+        &self,
+        shelf: &mut Shelf,
+        block: usize,
+        gradients: BlockRows<Option<Tensor<2>>>,
+    ) -> Result<(), ExecutionError> {
+        let (place, device) = (shelf.gradients, shelf.device.clone());
+        let mut add = |selection: &Selection, index: usize, gradient: Tensor<2>| {
+            let blocks = shelf.packs[selection.pack].as_mut();
+            let kept = &mut blocks.expect("a pack is left after its descendants")[block];
+            let kept = kept.as_mut().into_vec().swap_remove(index);
+            let wide = DType::from(at_least_f32(gradient.dtype()));
+            kept.add_gradient(selection.scatter(gradient.cast(wide)), place, &device)
+        };
+        let by_row = matches!(gradients, BlockRows::Attention { .. });
+        for (index, gradient) in gradients.into_vec().into_iter().enumerate() {
+            let Some(gradient) = gradient else {
+                continue;
+            };
+            if by_row {
+                let mut start = 0;
+                for selection in &self.keys {
+                    let end = start + selection.len;
+                    add(selection, index, gradient.clone().slice_dim(0, start..end))?;
+                    start = end;
+                }
+            } else if let Some(states) = &self.states {
+                add(states, index, gradient)?;
+            }
+        }
+        Ok(())
+    }
+}

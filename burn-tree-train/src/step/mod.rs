@@ -1,0 +1,347 @@
+//! An optimizer step over packs, some of which continue others.
+//!
+//! A tree that is larger than a pack is cut in parts. A part continues rows of earlier parts, its
+//! ancestors: their keys and values, and the states after the rows at which it was cut off. It gets
+//! copies of these as leaves of a graph of its own. What its backward pass gives for the leaves is
+//! added, in at least f32, to a sum at the part that **owns** the row, however many levels up. When
+//! all parts that continue a part are done, one backward pass of that part starts from its own loss
+//! and from the sums. So every token is computed once and every graph walked once, and at any time
+//! only the parts from a root to the current one are there.
+
+mod error;
+mod graph;
+mod inputs;
+mod kept;
+mod plan;
+mod recompute;
+mod rows;
+
+use burn::module::Module;
+use burn::optim::{GradientsAccumulator, GradientsParams};
+use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor};
+use tree_pack::{OccurrenceBatch, Pack};
+
+use self::graph::Graph;
+use self::inputs::PackInputs;
+use self::kept::{Place, Shelf};
+use self::plan::{StepPlan, Visit};
+use self::recompute::Checkpoint;
+use crate::{
+    LmHeadOptions, RouterLoad, RouterOutput, TokenLogProbs, TreeModel, load_balancing_loss,
+    widen_gradients,
+};
+
+pub use error::StepError;
+
+/// How a step is computed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepOptions {
+    /// How rows are projected on the vocabulary.
+    pub head: LmHeadOptions,
+    /// Whether only the inputs of blocks are kept from the forward to the backward pass of a pack,
+    /// `[N, hidden]` each in the dtype of the blocks, and blocks are computed again, one at a time,
+    /// for their backward pass. Saves what the blocks' operations keep, all but one block's, for one
+    /// more forward pass.
+    ///
+    /// The model must compute the same twice: no dropout. Experts are not chosen again.
+    pub recompute: bool,
+    /// Whether what waits is in host memory: the sums of gradients for rows of ancestors, and with
+    /// `recompute` also the inputs of blocks, and the keys, values and states that descendants
+    /// continue from. (Without `recompute` the graphs hold the latter on the device.) Saves their
+    /// place on the device for copies in both directions, which are waited for.
+    pub offload: bool,
+    /// The load-balancing loss of a mixture of experts, to be added to the losses of the packs.
+    pub router_loss: Option<RouterLoss>,
+}
+
+/// The load-balancing loss of a mixture of experts over all packs of a step. It is not a sum over
+/// packs: how often each expert was chosen must be known before ([`step_router_load`]).
+#[derive(Clone, Debug, PartialEq)]
+pub struct RouterLoss {
+    /// Factor of the loss.
+    pub coefficient: f64,
+    /// How often each expert was chosen in the packs that the loss is over: all of the step, or the
+    /// one pack.
+    pub load: RouterLoad,
+    /// `[padded_len]` for each pack: the number of trajectories through each row, 0 in padding.
+    pub multiplicities: Vec<Vec<f32>>,
+}
+
+impl RouterLoss {
+    /// The part of the loss that comes from one block of a pack, `[1]`.
+    fn of_block(&self, pack: usize, router: &RouterOutput) -> Tensor<1> {
+        let routers = std::slice::from_ref(router);
+        load_balancing_loss(routers, &self.multiplicities[pack], &self.load) * self.coefficient
+    }
+}
+
+impl StepOptions {
+    fn place(&self) -> Place {
+        match self.offload {
+            true => Place::Host,
+            false => Place::Device,
+        }
+    }
+}
+
+/// The loss of a pack, `[1]`, from its index, the log-probabilities of its occurrences, and these.
+trait LossOf: FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> Tensor<1> {}
+
+impl<F: FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> Tensor<1>> LossOf for F {}
+
+/// Loss of each pack of one optimizer step, without autodiff, and the gradients of their sum in at
+/// least f32.
+///
+/// `packs` are those of one [`tree_pack::PackedStep`], in its order. `loss_of` gets the index of a
+/// pack, the log-probabilities of its occurrences and the occurrences themselves, and returns the
+/// part of the step's loss that comes from them, `[1]`, with the denominator of the whole step. It is
+/// called once per pack; packs that continue a pack follow it, depth-first.
+///
+/// Model and `device` have autodiff. Each pack is a batch of one row. The gradients are those that
+/// the packs would have if nothing had been cut, up to rounding, and the same in every run on
+/// backends that compute the same twice.
+///
+/// # Errors
+/// [`StepError`] if what a pack continues from contradicts the others, or the device fails.
+///
+/// # Example
+/// ```
+/// # use burn::module::{Module, Param};
+/// # use burn::tensor::{Device, Int, Tensor};
+/// # use burn_tree_train::{BlockContext, BlockOutputs, BlockPast, TreeModel};
+/// use burn_tree_train::{StepOptions, sft_loss, step_gradients};
+/// use tree_pack::{PackOptions, Trajectory, build_forests, pack_step};
+/// # #[derive(Module, Debug)]
+/// # struct Bigram { table: Param<Tensor<2>> }
+/// # impl TreeModel for Bigram {
+/// #     fn embed(&self, tokens: Tensor<2, Int>, _: &BlockContext) -> Tensor<3> {
+/// #         let [batch, rows] = tokens.dims();
+/// #         let rows_of = tokens.reshape([batch * rows]);
+/// #         self.table.val().select(0, rows_of).reshape([batch, rows, 4])
+/// #     }
+/// #     fn n_blocks(&self) -> usize { 0 }
+/// #     fn block(&self, _: usize, x: Tensor<3>, _: &BlockContext, _: Option<&BlockPast>)
+/// #         -> (Tensor<3>, BlockOutputs) { (x, BlockOutputs::default()) }
+/// #     fn final_norm(&self, x: Tensor<3>) -> Tensor<3> { x }
+/// #     fn head_weight(&self) -> Tensor<2> { self.table.val() }
+/// # }
+/// # let device = Device::flex().autodiff();
+/// # let model = Bigram { table: Param::from_tensor(Tensor::ones([5, 4], &device)) };
+///
+/// let trajectories = [vec![1, 2, 3], vec![1, 2, 4]]
+///     .map(|tokens| Trajectory::new("task", "run", tokens, vec![true; 3]));
+/// let forests = build_forests(&trajectories)?;
+/// let step = pack_step(&trajectories, &forests, &PackOptions::new(64))?;
+/// // `model` implements `TreeModel`.
+/// let (losses, gradients) = step_gradients(
+///     &model,
+///     &step.packs,
+///     &StepOptions::default(),
+///     &device,
+///     |_, output, occurrences| sft_loss(output.log_probs, occurrences),
+/// )?;
+/// assert_eq!((losses.len(), gradients.len()), (1, 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn step_gradients<M: Module + TreeModel>(
+    model: &M,
+    packs: &[Pack],
+    options: &StepOptions,
+    device: &Device,
+    mut loss_of: impl FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> Tensor<1>,
+) -> Result<(Vec<Tensor<1>>, GradientsParams), StepError> {
+    let plan = StepPlan::new(packs)?;
+    if let Some(router_loss) = &options.router_loss {
+        check_multiplicities(packs, &router_loss.multiplicities)?;
+    }
+    let mut step = Step {
+        model,
+        frozen: model.clone().freeze(),
+        options,
+        inner_device: device.clone().inner(),
+        shelf: Shelf::new(packs.len(), options.place(), device),
+        gradients: GradientsAccumulator::new(),
+    };
+    let dtype = occurrence_dtype(model);
+    let mut losses: Vec<Option<Tensor<1>>> = vec![None; packs.len()];
+    let mut waiting: Vec<Option<Waiting>> = (0..packs.len()).map(|_| None).collect();
+    for &visit in &plan.visits {
+        match visit {
+            Visit::Enter(pack) => {
+                let inputs = PackInputs::new(packs, &plan, pack, dtype, device)?;
+                let entered = Waiting::enter(&mut step, inputs, &mut loss_of)?;
+                losses[pack] = Some(entered.loss());
+                waiting[pack] = Some(entered);
+            }
+            Visit::Leave(pack) => {
+                let waiting = waiting[pack].take();
+                waiting.expect("entered before").leave(&mut step)?;
+            }
+        }
+    }
+    let losses = losses
+        .into_iter()
+        .map(|loss| loss.expect("every pack is entered"));
+    Ok((losses.collect(), step.gradients.grads()))
+}
+
+/// The forward pass of [`step_gradients`] without gradients: for evaluation, log-probabilities of an
+/// old or a reference policy, or the first pass of an objective that needs sums over whole
+/// trajectories. Returns what `each` makes of the index of a pack, the log-probabilities of its
+/// occurrences, and the occurrences, in the order of the packs.
+///
+/// The log-probabilities are, bit for bit, those of [`step_gradients`] with the same model and packs,
+/// where the backend computes the same twice: a first update's ratio of probabilities is exactly 1.
+///
+/// `each` is called once per pack; packs that continue a pack follow it, depth-first. What a pack
+/// leaves for these is kept until they are done, everything else is dropped block by block.
+///
+/// # Errors
+/// As [`step_gradients`].
+pub fn step_forward<M: Module + TreeModel, T>(
+    model: &M,
+    packs: &[Pack],
+    options: &StepOptions,
+    device: &Device,
+    mut each: impl FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> T,
+) -> Result<Vec<T>, StepError> {
+    let head = options.head;
+    forward_blocks(model, packs, options, device, |model, x, inputs, _| {
+        let log_probs = inputs.log_probs(model, x, head)?;
+        Ok(each(inputs.index, log_probs, &inputs.occurrences))
+    })
+}
+
+/// Runs the blocks of all packs without recording a graph. Returns what `each` makes of the model,
+/// what the last block returns, the pack, and the routing of its mixture layers.
+fn forward_blocks<M: Module + TreeModel, T>(
+    model: &M,
+    packs: &[Pack],
+    options: &StepOptions,
+    device: &Device,
+    mut each: impl FnMut(&M, Tensor<3>, &PackInputs, Vec<RouterOutput>) -> Result<T, StepError>,
+) -> Result<Vec<T>, StepError> {
+    let plan = StepPlan::new(packs)?;
+    // Not `valid`: with autodiff the operations are those of a step, and so are the numbers.
+    let model = model.clone().freeze();
+    let mut shelf = Shelf::new(packs.len(), Place::Device, device);
+    let dtype = occurrence_dtype(&model);
+    let mut results: Vec<Option<T>> = packs.iter().map(|_| None).collect();
+    for &visit in &plan.visits {
+        match visit {
+            Visit::Enter(pack) => {
+                let inputs = PackInputs::new(packs, &plan, pack, dtype, device)?;
+                let x = model.embed(inputs.tokens.clone(), &inputs.context);
+                let mut routers = Vec::new();
+                let place = options.place();
+                let x = inputs.run_blocks(&model, x, &mut shelf, place, |_, outputs| {
+                    routers.extend(outputs.router.clone());
+                    Ok(())
+                })?;
+                results[pack] = Some(each(&model, x, &inputs, routers)?);
+            }
+            Visit::Leave(pack) => drop(shelf.remove(pack)),
+        }
+    }
+    let results = results.into_iter();
+    Ok(results
+        .map(|result| result.expect("every pack is entered"))
+        .collect())
+}
+
+/// How often each expert was chosen over the packs of one optimizer step, for [`RouterLoss`]: a
+/// forward pass without gradients. `multiplicities` are as there.
+///
+/// # Errors
+/// As [`step_gradients`], and if the multiplicities are not those of the packs' rows.
+pub fn step_router_load<M: Module + TreeModel>(
+    model: &M,
+    packs: &[Pack],
+    multiplicities: &[Vec<f32>],
+    options: &StepOptions,
+    device: &Device,
+) -> Result<RouterLoad, StepError> {
+    check_multiplicities(packs, multiplicities)?;
+    let mut load = RouterLoad::default();
+    forward_blocks(model, packs, options, device, |_, _, inputs, routers| {
+        load.add(&routers, &multiplicities[inputs.index]);
+        Ok(())
+    })?;
+    Ok(load)
+}
+
+fn check_multiplicities(packs: &[Pack], multiplicities: &[Vec<f32>]) -> Result<(), StepError> {
+    let found: Vec<usize> = multiplicities.iter().map(Vec::len).collect();
+    let expected: Vec<usize> = packs.iter().map(|pack| pack.padded_len).collect();
+    match found == expected {
+        true => Ok(()),
+        false => Err(StepError::Multiplicities { found, expected }),
+    }
+}
+
+/// Floats of occurrences, in which the loss is computed: f32, or f64 if the model is.
+fn occurrence_dtype<M: TreeModel>(model: &M) -> FloatDType {
+    match model.head_weight().dtype() {
+        DType::F64 => FloatDType::F64,
+        _ => FloatDType::F32,
+    }
+}
+
+/// What the passes over the packs of a step share.
+struct Step<'a, M> {
+    model: &'a M,
+    /// The model with nothing to train: the same operations as with autodiff, so the same numbers. (A
+    /// backend may compute some in another way without.)
+    frozen: M,
+    options: &'a StepOptions,
+    inner_device: Device,
+    shelf: Shelf,
+    gradients: GradientsAccumulator<M>,
+}
+
+impl<M: Module> Step<'_, M> {
+    /// Adds gradients of parameters.
+    fn add(&mut self, gradients: Gradients) {
+        let gradients = GradientsParams::from_grads(gradients, self.model);
+        self.gradients
+            .accumulate(self.model, widen_gradients(gradients, self.model));
+    }
+
+    /// Where inputs of blocks wait that are computed again.
+    fn waiting_place(&self) -> Place {
+        self.options.place()
+    }
+}
+
+/// What a pack leaves for its own backward pass.
+enum Waiting {
+    Graph(Box<Graph>),
+    Checkpoint(Box<Checkpoint>),
+}
+
+impl Waiting {
+    fn enter<M: Module + TreeModel>(
+        step: &mut Step<'_, M>,
+        inputs: PackInputs,
+        loss_of: &mut impl LossOf,
+    ) -> Result<Self, StepError> {
+        Ok(match step.options.recompute {
+            false => Self::Graph(Box::new(Graph::forward(step, inputs, loss_of)?)),
+            true => Self::Checkpoint(Box::new(Checkpoint::forward(step, inputs, loss_of)?)),
+        })
+    }
+
+    fn loss(&self) -> Tensor<1> {
+        match self {
+            Self::Graph(graph) => graph.loss(),
+            Self::Checkpoint(checkpoint) => checkpoint.loss(),
+        }
+    }
+
+    fn leave<M: Module + TreeModel>(self, step: &mut Step<'_, M>) -> Result<(), StepError> {
+        match self {
+            Self::Graph(graph) => graph.backward(step),
+            Self::Checkpoint(checkpoint) => checkpoint.backward(step),
+        }
+    }
+}

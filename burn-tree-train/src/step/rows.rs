@@ -1,0 +1,176 @@
+//! What a block leaves for its rows' descendants, as matrices with one row per tree row.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+
+use crate::{BlockOutputs, BlockPast, GatherPlan, gather_rows};
+
+/// A value for each of the tensors that a block leaves.
+#[derive(Clone, Debug)]
+pub(super) enum BlockRows<T> {
+    /// Of a block with attention: by row.
+    Attention { key: T, value: T },
+    /// Of a recurrent block: by requested row.
+    Recurrent { states: T, conv_tails: Option<T> },
+    /// Of a block that looks at single rows only.
+    Nothing,
+}
+
+impl<T> BlockRows<T> {
+    pub(super) fn try_map<U, E>(
+        self,
+        mut function: impl FnMut(T) -> Result<U, E>,
+    ) -> Result<BlockRows<U>, E> {
+        Ok(match self {
+            Self::Attention { key, value } => BlockRows::Attention {
+                key: function(key)?,
+                value: function(value)?,
+            },
+            Self::Recurrent { states, conv_tails } => BlockRows::Recurrent {
+                states: function(states)?,
+                conv_tails: conv_tails.map(function).transpose()?,
+            },
+            Self::Nothing => BlockRows::Nothing,
+        })
+    }
+
+    pub(super) fn map<U>(self, mut function: impl FnMut(T) -> U) -> BlockRows<U> {
+        let Ok(mapped) = self.try_map(|value| Ok::<_, std::convert::Infallible>(function(value)));
+        mapped
+    }
+
+    pub(super) fn as_ref(&self) -> BlockRows<&T> {
+        match self {
+            Self::Attention { key, value } => BlockRows::Attention { key, value },
+            Self::Recurrent { states, conv_tails } => BlockRows::Recurrent {
+                states,
+                conv_tails: conv_tails.as_ref(),
+            },
+            Self::Nothing => BlockRows::Nothing,
+        }
+    }
+
+    pub(super) fn as_mut(&mut self) -> BlockRows<&mut T> {
+        match self {
+            Self::Attention { key, value } => BlockRows::Attention { key, value },
+            Self::Recurrent { states, conv_tails } => BlockRows::Recurrent {
+                states,
+                conv_tails: conv_tails.as_mut(),
+            },
+            Self::Nothing => BlockRows::Nothing,
+        }
+    }
+
+    /// The tensors in a fixed order.
+    pub(super) fn into_vec(self) -> Vec<T> {
+        match self {
+            Self::Attention { key, value } => vec![key, value],
+            Self::Recurrent { states, conv_tails } => {
+                [states].into_iter().chain(conv_tails).collect()
+            }
+            Self::Nothing => Vec::new(),
+        }
+    }
+}
+
+/// A matrix `[rows, width]`, and the sizes of which `width` is the product.
+#[derive(Clone, Debug)]
+pub(super) struct Rows {
+    pub(super) matrix: Tensor<2>,
+    pub(super) features: Vec<usize>,
+}
+
+impl Rows {
+    /// From `[1, H, N, D]`.
+    fn of_heads(tensor: Tensor<4>, plan: &Arc<GatherPlan>) -> Self {
+        let [_, heads, rows, width] = tensor.dims();
+        let matrix = tensor.swap_dims(1, 2).reshape([rows, heads * width]);
+        Self {
+            matrix: gather_rows(matrix, plan),
+            features: vec![heads, width],
+        }
+    }
+
+    /// From `[X, ...]`.
+    fn of_slots<const D: usize>(tensor: Tensor<D>) -> Self {
+        let dims = tensor.dims();
+        let features = dims[1..].to_vec();
+        Self {
+            matrix: tensor.reshape([dims[0], features.iter().product()]),
+            features,
+        }
+    }
+
+    /// The same without autodiff, or as constants of the autodiff backend.
+    pub(super) fn with_autodiff(self, autodiff: bool) -> Self {
+        Self {
+            matrix: match autodiff {
+                true => self.matrix.autodiff(),
+                false => self.matrix,
+            },
+            ..self
+        }
+    }
+
+    /// The same as leaves of a graph.
+    pub(super) fn into_leaves(self) -> Self {
+        Self {
+            matrix: self.matrix.autodiff().require_grad(),
+            ..self
+        }
+    }
+
+    /// Back to `[1, H, P, D]`.
+    fn into_heads(self) -> Tensor<4> {
+        let [rows, _] = self.matrix.dims();
+        let [heads, width] = [self.features[0], self.features[1]];
+        self.matrix.reshape([1, rows, heads, width]).swap_dims(1, 2)
+    }
+
+    /// Back to `[G, ...]`.
+    fn into_slots<const D: usize>(self) -> Tensor<D> {
+        let [slots, _] = self.matrix.dims();
+        let dims: Vec<usize> = [slots].into_iter().chain(self.features).collect();
+        self.matrix
+            .reshape(<[usize; D]>::try_from(dims).expect("dimensions as they were"))
+    }
+}
+
+/// What a block leaves for the rows of `plan`, and for the rows of which states are requested.
+pub(super) fn left_by(outputs: BlockOutputs, plan: &Arc<GatherPlan>) -> BlockRows<Rows> {
+    match outputs {
+        BlockOutputs {
+            key: Some(key),
+            value: Some(value),
+            ..
+        } => BlockRows::Attention {
+            key: Rows::of_heads(key, plan),
+            value: Rows::of_heads(value, plan),
+        },
+        BlockOutputs {
+            states: Some(states),
+            conv_tails,
+            ..
+        } => BlockRows::Recurrent {
+            states: Rows::of_slots(states),
+            conv_tails: conv_tails.map(Rows::of_slots),
+        },
+        _ => BlockRows::Nothing,
+    }
+}
+
+/// What a block continues from.
+pub(super) fn past_of(rows: BlockRows<Rows>) -> Option<BlockPast> {
+    match rows {
+        BlockRows::Attention { key, value } => Some(BlockPast::Attention {
+            key: key.into_heads(),
+            value: value.into_heads(),
+        }),
+        BlockRows::Recurrent { states, conv_tails } => Some(BlockPast::Recurrent {
+            states: states.into_slots(),
+            conv_tails: conv_tails.map(Rows::into_slots),
+        }),
+        BlockRows::Nothing => None,
+    }
+}

@@ -1,0 +1,168 @@
+//! Steps over the parts of trees.
+
+use burn::module::Module;
+use burn::tensor::{DType, Device};
+use burn_tree_train::{StepOptions, TreeModel, sft_loss, step_gradients};
+use proptest::prelude::*;
+use tree_pack::{
+    Aggregation, LossForm, Objective, PackOptions, PackedStep, Partitioning, Trajectory,
+    build_forests, pack_step,
+};
+use tree_training_examples::qwen3::Qwen3;
+
+use crate::equality::bars;
+use crate::step::{Batching, Prediction, Step, check_predictions, packed_step, read};
+use crate::tensors::{NamedTensors, Tolerance, Worst};
+
+/// How trees are cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut {
+    /// Most tokens of a part.
+    pub budget: usize,
+    /// Rows of parts are padded to a multiple of this.
+    pub multiple: usize,
+    /// Which parts.
+    pub partitioning: Partitioning,
+}
+
+impl Cut {
+    /// Parts of at most `budget` tokens without padding.
+    pub const fn new(budget: usize, partitioning: Partitioning) -> Self {
+        Self {
+            budget,
+            multiple: 1,
+            partitioning,
+        }
+    }
+
+    /// Parts of few tokens.
+    pub fn strategy() -> impl Strategy<Value = Self> {
+        let partitioning = prop_oneof![Just(Partitioning::Connected), Just(Partitioning::Shared)];
+        let multiple = prop_oneof![2 => Just(1), 1 => 2_usize..20];
+        (1_usize..30, multiple, partitioning).prop_map(|(budget, multiple, partitioning)| Self {
+            budget,
+            multiple,
+            partitioning,
+        })
+    }
+
+    /// Packs the trajectories as one optimizer step, every prediction an occurrence of its own.
+    ///
+    /// # Panics
+    /// If they are refused.
+    pub fn pack(
+        self,
+        trajectories: &[Trajectory],
+        objective: Objective,
+        aggregation: Aggregation,
+    ) -> PackedStep {
+        let forests = build_forests(trajectories).expect("valid trajectories");
+        let options = PackOptions {
+            pad_to_multiple: self.multiple,
+            objective,
+            aggregation,
+            loss: LossForm::PerTrajectory,
+            partitioning: self.partitioning,
+            ..PackOptions::new(self.budget)
+        };
+        pack_step(trajectories, &forests, &options).expect("a valid step")
+    }
+}
+
+/// Ways to compute a step.
+pub fn step_options() -> impl Strategy<Value = StepOptions> {
+    any::<(bool, bool)>().prop_map(|(recompute, offload)| StepOptions {
+        recompute,
+        offload,
+        ..StepOptions::default()
+    })
+}
+
+/// All four ways to compute a step.
+pub fn all_step_options() -> [StepOptions; 4] {
+    [(false, false), (false, true), (true, false), (true, true)].map(|(recompute, offload)| {
+        StepOptions {
+            recompute,
+            offload,
+            ..StepOptions::default()
+        }
+    })
+}
+
+/// Runs a step whose packs may continue each other, with the loss of supervised fine-tuning.
+///
+/// # Panics
+/// If the packs are refused.
+pub fn parts_step<M: TreeModel + Module>(
+    model: &M,
+    packed: &PackedStep,
+    options: &StepOptions,
+    device: &Device,
+) -> Step {
+    let mut predictions = Vec::new();
+    let (losses, gradients) = step_gradients(
+        model,
+        &packed.packs,
+        options,
+        device,
+        |pack, output, occurrences| {
+            let columns = &packed.packs[pack].occurrences;
+            let names = columns.trajectories.iter().zip(&columns.token_indices);
+            let values = read(&output.log_probs);
+            assert_eq!(values.len(), columns.len());
+            predictions.extend(names.zip(values).map(|((&trajectory, &token), log_prob)| {
+                Prediction {
+                    trajectory: packed.trajectories[trajectory as usize].data_index as usize,
+                    token: token as usize,
+                    log_prob,
+                }
+            }));
+            sft_loss(output.log_probs, occurrences)
+        },
+    )
+    .expect("packs of one step");
+    predictions.sort_by_key(|prediction| (prediction.trajectory, prediction.token));
+    Step {
+        loss: losses.iter().map(|loss| read(loss)[0]).sum(),
+        predictions,
+        gradients,
+    }
+}
+
+/// Everything in one pack, by a plain forward and backward pass.
+pub fn whole_step(
+    model: &Qwen3,
+    trajectories: &[Trajectory],
+    objective: Objective,
+    aggregation: Aggregation,
+    dtype: DType,
+    device: &Device,
+) -> Step {
+    let whole = Cut::new(1 << 20, Partitioning::Refuse).pack(trajectories, objective, aggregation);
+    packed_step(model, &whole, Batching::OneByOne, dtype, device, sft_loss)
+}
+
+/// Compares loss, log-probabilities and gradients of two ways to compute a step; returns the worst
+/// tensor.
+///
+/// # Errors
+/// The first difference.
+pub fn compare(
+    model: &Qwen3,
+    found: &Step,
+    expected: &Step,
+    dtype: DType,
+    gradient: Tolerance,
+) -> Result<Worst, String> {
+    let (log_prob, _) = bars(dtype);
+    check_predictions(&found.predictions, &expected.predictions, log_prob)?;
+    let difference = (found.loss - expected.loss).abs();
+    // A sum of terms that are each that exact.
+    if difference.is_nan() || difference > log_prob * (1.0 + expected.loss) {
+        return Err(format!("loss {} expected {}", found.loss, expected.loss));
+    }
+    let found = NamedTensors::gradients(model, &found.gradients);
+    let expected = NamedTensors::gradients(model, &expected.gradients);
+    found.check_untouched_rows(&expected)?;
+    found.check(&expected, gradient)
+}

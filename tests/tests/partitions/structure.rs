@@ -1,0 +1,192 @@
+//! Parts whose place in the tree is known: what they continue from, and that it makes no difference.
+
+use std::ops::Range;
+
+use burn::tensor::DType;
+use tree_pack::{Aggregation, Objective, Pack, PackedStep, Partitioning, Trajectory};
+use tree_training_tests::device::{autodiff_device, supports_f64};
+use tree_training_tests::equality::bars;
+use tree_training_tests::models::{
+    dense_config, hybrid_config, hybrid_moe_config, moe_config, random_model,
+};
+use tree_training_tests::partition::{Cut, all_step_options, compare, parts_step, whole_step};
+
+const VOCABULARY: usize = 30;
+
+fn trajectory(tokens: &[u32]) -> Trajectory {
+    Trajectory::new("task", "rollout", tokens.to_vec(), vec![true; tokens.len()])
+}
+
+/// The packs, after a check that models of all kinds, computed in all ways, give the step of the
+/// whole tree.
+fn parts(trajectories: &[Trajectory], budget: usize, partitioning: Partitioning) -> PackedStep {
+    let device = autodiff_device();
+    let dtype = if supports_f64() {
+        DType::F64
+    } else {
+        DType::F32
+    };
+    let (objective, aggregation) = (Objective::PerOccurrence, Aggregation::SepAvg);
+    let packed = Cut::new(budget, partitioning).pack(trajectories, objective, aggregation);
+    for config in [
+        dense_config(VOCABULARY),
+        moe_config(VOCABULARY),
+        hybrid_config(VOCABULARY),
+        hybrid_moe_config(VOCABULARY),
+    ] {
+        let model = random_model(&config, 5, dtype, &device);
+        let expected = whole_step(&model, trajectories, objective, aggregation, dtype, &device);
+        for options in all_step_options() {
+            let found = parts_step(&model, &packed, &options, &device);
+            compare(&model, &found, &expected, dtype, bars(dtype).1)
+                .unwrap_or_else(|error| panic!("{:?}, {options:?}: {error}", config.architecture));
+        }
+    }
+    packed
+}
+
+/// A parent pack, and the ancestor packs and rows that are seen.
+type Seen = (u32, Vec<(u32, Range<u32>)>);
+
+/// What each pack but the first sees.
+fn seen(packed: &PackedStep) -> Vec<Seen> {
+    let gateways = packed.packs.iter().filter_map(|pack| pack.gateway.as_ref());
+    gateways
+        .map(|gateway| {
+            let runs = gateway.runs.iter();
+            (
+                gateway.parent,
+                runs.map(|run| (run.pack, run.rows.clone())).collect(),
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn several_children_of_one_row() {
+    let trunk = [1, 2, 3, 4, 5, 6];
+    let branches = [
+        [7, 8, 9, 10, 11, 12],
+        [13, 8, 9, 10, 14, 15],
+        [16, 17, 18, 19, 20, 21],
+    ];
+    let trajectories = branches.map(|branch| trajectory(&[trunk, branch].concat()));
+    let packed = parts(&trajectories, 6, Partitioning::Connected);
+    assert_eq!(seen(&packed), vec![(0, vec![(0, 0..6)]); 3]);
+}
+
+/// Sibling subtrees in one part start from one state.
+#[test]
+fn several_roots_in_one_part() {
+    let trunk = [1, 2, 3, 4, 5, 6];
+    let trajectories =
+        [7, 8, 9, 10].map(|leaf| trajectory(&[&trunk[..], &[leaf, 11, 12]].concat()));
+    let packed = parts(&trajectories, 6, Partitioning::Shared);
+    let roots = |pack: &Pack| pack.layout.roots().count();
+    assert_eq!(
+        packed.packs.iter().map(roots).collect::<Vec<_>>(),
+        [1, 2, 2]
+    );
+}
+
+/// Subtrees in one part start from different states.
+#[test]
+fn roots_that_continue_different_rows() {
+    let mut trajectories = Vec::new();
+    for depth in 2..8 {
+        let tokens: Vec<u32> = (1..=depth).chain([10 + depth, 20, 21]).collect();
+        trajectories.push(trajectory(&tokens));
+    }
+    let (objective, aggregation) = (Objective::PerOccurrence, Aggregation::SepAvg);
+    let differ = |packed: &PackedStep| {
+        let mut gateways = packed.packs.iter().filter_map(|pack| pack.gateway.as_ref());
+        gateways.any(|gateway| {
+            gateway
+                .root_parents
+                .windows(2)
+                .any(|pair| pair[0] != pair[1])
+        })
+    };
+    let budget = (3..20).find(|&budget| {
+        let cut = Cut::new(budget, Partitioning::Shared);
+        differ(&cut.pack(&trajectories, objective, aggregation))
+    });
+    parts(
+        &trajectories,
+        budget.expect("such parts"),
+        Partitioning::Shared,
+    );
+}
+
+/// The last part sees rows of its grandparent that its parent sees, too: their gradients go to the
+/// grandparent, and not twice.
+#[test]
+fn three_levels() {
+    let sequence: Vec<u32> = (1..=12).collect();
+    let packed = parts(&[trajectory(&sequence)], 4, Partitioning::Connected);
+    assert_eq!(
+        seen(&packed),
+        [(0, vec![(0, 0..4)]), (1, vec![(0, 0..4), (1, 0..4)])]
+    );
+}
+
+/// Each level forks, and branches of different levels are in one part.
+#[test]
+fn levels_with_forks() {
+    let mut trajectories = Vec::new();
+    for (first, second) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        let tokens = [1, 2, 3, 10 + first, 4, 5, 20 + second, 6, 7, 8];
+        trajectories.push(trajectory(&tokens));
+        trajectories.push(trajectory(&tokens[..5]));
+    }
+    for budget in [1, 2, 4, 5, 7] {
+        for partitioning in [Partitioning::Connected, Partitioning::Shared] {
+            parts(&trajectories, budget, partitioning);
+        }
+    }
+}
+
+/// Between the rows that a part continues and the part lie rows of a sibling, which it does not
+/// see: its positions are depths, not numbers of rows.
+#[test]
+fn siblings_before_the_cut() {
+    let short = trajectory(&[1, 2, 3, 4, 5]);
+    let long = trajectory(&[1, 2, 6, 7, 8, 9, 10, 11]);
+    let packed = parts(&[short, long], 6, Partitioning::Connected);
+    let child = &packed.packs[1];
+    let gateway = child.gateway.as_ref().expect("the second part");
+    let before = packed.packs[0].layout.len() as u32;
+    let past_keys: u32 = gateway.runs.iter().map(|run| run.rows.len() as u32).sum();
+    assert_eq!(child.layout.position_ids[0], past_keys);
+    assert!(
+        past_keys < before,
+        "a sibling is among {before} rows before the cut"
+    );
+}
+
+/// The first token of a part is predicted once, by the row before it, which is its parent's.
+#[test]
+fn predictions_across_a_cut_count_once() {
+    let trajectories = [trajectory(&[1, 2, 3, 4]), trajectory(&[1, 2, 5, 6])];
+    let packed = parts(&trajectories, 2, Partitioning::Connected);
+    let targets: Vec<&[u32]> = packed
+        .packs
+        .iter()
+        .map(|pack| pack.occurrences.targets.as_slice())
+        .collect();
+    assert_eq!(targets, [&[2, 2, 3, 5][..], &[4], &[6]]);
+}
+
+/// Parts in which nothing is trained, and a part of padding.
+#[test]
+fn parts_without_predictions() {
+    let mut masked = trajectory(&[1, 2, 3, 4, 5, 6, 7, 8]);
+    masked.loss_mask = [false, false, false, false, false, true, false, false].to_vec();
+    for budget in 1..=8 {
+        parts(
+            std::slice::from_ref(&masked),
+            budget,
+            Partitioning::Connected,
+        );
+    }
+}
