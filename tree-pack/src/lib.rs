@@ -17,6 +17,7 @@
 //! * [`StepPlanner`] assigns tasks to optimizer steps, [`pack_step`] trees to packs, under an
 //!   [`Objective`], an [`Aggregation`] and a [`LossForm`]. Trees larger than a pack are refused or
 //!   spread over several ([`Partitioning`]), whose roots continue rows of others ([`Gateway`]).
+//! * [`assign_to_ranks`] spreads the packs of a step over devices that train together.
 //! * A [`PackedStep`] can be saved, and its packs become tensors (feature `burn`).
 //!
 //! ```
@@ -61,6 +62,7 @@ mod occurrence;
 mod pack;
 mod packing;
 mod preference;
+mod ranks;
 mod reader;
 mod stats;
 mod step;
@@ -89,6 +91,7 @@ pub use packing::{
     pack_step, validate_packs,
 };
 pub use preference::{PairError, PairRule, PreferencePair, preference_pairs};
+pub use ranks::{PackCost, PackCostError, RankAssignment, assign_to_ranks};
 pub use reader::{ReadError, TrajectoryReader, load_trajectories, read_trajectories};
 pub use stats::{ActiveOverLength, TreeStats};
 pub use step::StepPlanner;

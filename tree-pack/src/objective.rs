@@ -126,7 +126,8 @@ pub struct StepTotals {
     pub tokens: u64,
     /// Distinct prefixes, each counted once a task.
     pub unique_tokens: u64,
-    /// Rows of the packs without padding: `unique_tokens`, or `tokens` if the forests are flat.
+    /// Rows of the packs without padding or repetition: `unique_tokens`, or `tokens` if the
+    /// forests are flat.
     pub rows: u64,
     /// Trained occurrences, the sum of `n_r`.
     pub trained_tokens: u64,

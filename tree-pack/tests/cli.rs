@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use tree_pack::{PackOptions, PackedStep, build_forests, load_trajectories, pack_step};
+use tree_pack::{
+    PackOptions, PackedStep, Partitioning, build_forests, load_trajectories, pack_step,
+};
 
 fn data(path: &str) -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -246,6 +248,67 @@ fn packs_are_those_of_the_library() {
     assert_eq!(PackedStep::load(&output).unwrap(), expected);
     assert_eq!(summary[0]["packs"], expected.packs.len());
     assert_eq!(summary[0]["unique_tokens"], 273_049);
+}
+
+/// Trees over the budget, as the library cuts them, and what it says about them.
+#[test]
+fn trees_over_the_budget_are_cut_as_asked() {
+    let folder = Folder::new();
+    let file = data("tokens/tau_airline.jsonl.gz");
+    let trajectories = load_trajectories([&file]).unwrap();
+    let forests = build_forests(&trajectories).unwrap();
+    let counts = succeed(&["stats", &file, "--format", "json", "--budget", "8192,16384"]);
+    let counts: Value = serde_json::from_str(&counts).unwrap();
+    for (name, partitioning) in [
+        ("connected", Partitioning::Connected),
+        ("shared", Partitioning::Shared),
+        ("per-node", Partitioning::PerNode),
+        ("repeated-prefixes", Partitioning::RepeatedPrefixes),
+    ] {
+        let output = folder.path(name);
+        let arguments = [
+            "--budget",
+            "16384",
+            "--partitioning",
+            name,
+            "--format",
+            "json",
+        ];
+        let mut command = vec!["pack", &file, "--output", &output];
+        command.extend(arguments);
+        let summary: Value = serde_json::from_str(&succeed(&command)).unwrap();
+        let options = PackOptions {
+            partitioning,
+            ..PackOptions::new(16384)
+        };
+        let expected = pack_step(&trajectories, &forests, &options).unwrap();
+        assert_eq!(PackedStep::load(&output).unwrap(), expected);
+        let gateways = || {
+            expected
+                .packs
+                .iter()
+                .filter_map(|pack| pack.gateway.as_ref())
+        };
+        let past_keys: usize = gateways().map(|gateway| gateway.past_keys()).sum();
+        let rows: usize = expected.packs.iter().map(|pack| pack.layout.len()).sum();
+        let budgets = counts["budgets"].as_array().unwrap();
+        let listed = budgets
+            .iter()
+            .filter(|entry| entry["partitioning"] == name && entry["token_budget"] == 16384);
+        for found in listed.chain([&summary[0]]) {
+            assert_eq!(found["packs"], expected.packs.len());
+            assert_eq!(found["continued_packs"], gateways().count());
+            assert_eq!(found["past_keys"], past_keys);
+            assert_eq!(found["rows"], rows);
+            assert_eq!(found["retained_tokens"], expected.retained_tokens());
+        }
+        assert_eq!(rows > 273_049, name == "repeated-prefixes");
+    }
+    let text = succeed(&["stats", &file, "--budget", "16384"]);
+    assert!(
+        text.contains("connected") && text.contains("retained"),
+        "{text}"
+    );
 }
 
 #[test]

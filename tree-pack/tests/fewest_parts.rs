@@ -150,7 +150,9 @@ proptest! {
     }
 }
 
-/// How far from the best of all partitions, over random trees: reported, and bounded.
+/// How far from the best of all partitions, over random trees. Connected parts are the best in all
+/// of them, in number and in retained tokens. Shared parts are a heuristic: the bounds are a little
+/// above what was found (0.7 % more parts; 2.5 % more tokens where the parts are as few).
 #[test]
 fn gaps_to_the_best_partitions() {
     let mut runner = TestRunner::deterministic();
@@ -176,11 +178,16 @@ fn gaps_to_the_best_partitions() {
                 best_retained += best.1;
             }
         }
+        let more_parts = parts as f64 / best_parts as f64;
+        let more_retained = retained as f64 / best_retained as f64;
         println!(
-            "{partitioning:?}: {} trees; as few parts as possible in {as_few} ({parts} instead of {best_parts}), of \
-             these as few retained tokens in {as_light} ({:.4} of the fewest)",
+            "{partitioning:?}: {} trees; as few parts as possible in {as_few} ({parts} instead of \
+             {best_parts}), of these as few retained tokens in {as_light} ({more_retained:.4})",
             cases.len(),
-            retained as f64 / best_retained as f64,
         );
+        if partitioning == Partitioning::Connected {
+            assert_eq!((as_few, as_light), (cases.len(), cases.len()));
+        }
+        assert!(more_parts <= 1.01 && more_retained <= 1.03);
     }
 }

@@ -4,52 +4,13 @@
 mod reference;
 
 use proptest::prelude::*;
-use reference::{Prefix, predictions, prefixes, trajectories};
+use reference::{Prefix, past_keys, paths_of, predictions, prefixes, trajectories};
 use tree_pack::{
-    Gateway, LossForm, Objective, Pack, PackOptions, PackedStep, Partitioning, PastRun,
+    Gateway, LossForm, Objective, PackError, PackOptions, PackedStep, Partitioning, PastRun,
     PrefixForest, Trajectory, build_forests, flat_forests, pack_step,
 };
 
 const MODES: [Partitioning; 2] = [Partitioning::Connected, Partitioning::Shared];
-
-/// The row of the step, pack and row, that is each past key, and the rows that see it.
-fn past_keys(pack: &Pack) -> Vec<((usize, u32), std::ops::Range<u32>)> {
-    let runs = pack.gateway.iter().flat_map(|gateway| &gateway.runs);
-    runs.flat_map(|run| {
-        let rows = run.rows.clone();
-        rows.map(|row| ((run.pack as usize, row), run.visible_to.clone()))
-    })
-    .collect()
-}
-
-/// The task and tokens of the path to each row of each pack, followed over gateways.
-fn paths_of(step: &PackedStep) -> Vec<Vec<Prefix>> {
-    let mut paths: Vec<Vec<Prefix>> = Vec::new();
-    for pack in &step.packs {
-        let keys = past_keys(pack);
-        let mut own: Vec<Prefix> = Vec::new();
-        let mut roots = 0;
-        for (row, &token) in pack.layout.tokens.iter().enumerate() {
-            let mut path = match usize::try_from(pack.layout.parents[row]) {
-                Ok(parent) => own[parent].clone(),
-                Err(_) => {
-                    let before = pack.gateway.as_ref().map(|gateway| {
-                        let (owner, row) = keys[gateway.root_parents[roots] as usize].0;
-                        assert_eq!(owner, gateway.parent as usize);
-                        paths[owner][row as usize].clone()
-                    });
-                    roots += 1;
-                    before.unwrap_or((pack.task_ids[roots - 1].clone(), Vec::new()))
-                }
-            };
-            path.1.push(token);
-            own.push(path);
-        }
-        assert_eq!(pack.task_ids.len(), roots);
-        paths.push(own);
-    }
-    paths
-}
 
 /// Every prediction as the path it is made from and all its columns, in a fixed order.
 fn predictions_of(step: &PackedStep) -> Vec<String> {
@@ -192,7 +153,7 @@ proptest! {
         let predictions = predictions_of(&whole);
         for token_budget in budgets(&forests) {
             let mut counts = Vec::new();
-            for partitioning in MODES {
+            for partitioning in MODES.into_iter().chain([Partitioning::PerNode]) {
                 let options = PackOptions {
                     loss, pad_to_multiple, partitioning, ..PackOptions::new(token_budget)
                 };
@@ -210,6 +171,42 @@ proptest! {
                 counts.push(step.packs.len());
             }
             prop_assert!(counts[1] <= counts[0], "shared parts are not more: {:?}", counts);
+        }
+    }
+
+    /// Smaller trees that repeat prefixes make every prediction once, too; a path that does not
+    /// fit is refused.
+    #[test]
+    fn smaller_trees_repeat_rows_but_no_prediction(
+        trajectories in trajectories(7),
+        loss in prop::sample::select(vec![LossForm::LogLikelihood, LossForm::PerTrajectory]),
+    ) {
+        let forests = build_forests(&trajectories).unwrap();
+        let whole = PackOptions { loss, ..PackOptions::new(largest_tree(&forests)) };
+        let whole = pack_step(&trajectories, &forests, &whole).unwrap();
+        let longest = trajectories.iter().map(Trajectory::len).max().unwrap_or(0);
+        for token_budget in budgets(&forests) {
+            let options = PackOptions {
+                loss,
+                partitioning: Partitioning::RepeatedPrefixes,
+                ..PackOptions::new(token_budget)
+            };
+            let step = match pack_step(&trajectories, &forests, &options) {
+                Ok(step) => step,
+                Err(error) => {
+                    prop_assert!(matches!(error, PackError::PathOverBudget { .. }), "{error}");
+                    prop_assert!(longest > token_budget);
+                    continue;
+                }
+            };
+            prop_assert!(longest <= token_budget);
+            check(&step, &options)?;
+            prop_assert!(step.packs.iter().all(|pack| pack.gateway.is_none()));
+            let mut rows: Vec<Prefix> = paths_of(&step).concat();
+            rows.sort();
+            rows.dedup();
+            prop_assert_eq!(rows, prefixes(&trajectories).into_keys().collect::<Vec<_>>());
+            prop_assert_eq!(&predictions_of(&step), &predictions_of(&whole));
         }
     }
 }
@@ -294,5 +291,101 @@ fn past_keys_skip_siblings_before_the_cut() {
         assert_eq!(child.gateway, Some(gateway));
         assert_eq!(child.layout.position_ids, [3, 4, 5, 6, 7, 8]);
         assert_eq!(child.layout.parents, [-1, 0, 1, 2, 3, 4]);
+    }
+}
+
+/// The picture of the documentation: two parts share a pack, three levels of nodes, two of packs.
+#[test]
+fn parts_that_continue_one_part_share_a_pack() {
+    let trajectories = ["ABCDE", "ABFGHIJ", "ABFK", "ABLM"].map(|tokens| {
+        let tokens: Vec<u32> = tokens.bytes().map(u32::from).collect();
+        let mask = vec![true; tokens.len()];
+        Trajectory::new("t", "run", tokens, mask)
+    });
+    let forests = build_forests(&trajectories).unwrap();
+    let packs = |partitioning| {
+        let options = PackOptions {
+            partitioning,
+            ..PackOptions::new(5)
+        };
+        let step = pack_step(&trajectories, &forests, &options).unwrap();
+        let letters = |tokens: &[u32]| -> String {
+            let letters = tokens.iter().map(|&token| char::from(token as u8));
+            letters.collect()
+        };
+        let packs = step.packs.iter().map(|pack| {
+            let past = past_keys(pack).into_iter();
+            let past = past.map(|((owner, row), _)| step.packs[owner].layout.tokens[row as usize]);
+            let past = letters(&past.collect::<Vec<_>>());
+            format!("{past}>{}", letters(&pack.layout.tokens))
+        });
+        (packs.collect::<Vec<_>>(), step)
+    };
+    let (connected, _) = packs(Partitioning::Connected);
+    assert_eq!(connected, [">ABFK", "AB>CDE", "ABF>GHIJ", "AB>LM"]);
+    let (shared, step) = packs(Partitioning::Shared);
+    assert_eq!(shared, [">ABFK", "AB>CDELM", "ABF>GHIJ"]);
+    assert_eq!(step.packs[1].layout.position_ids, [2, 3, 4, 2, 3]);
+    assert_eq!(step.packs[1].gateway.as_ref().unwrap().root_parents, [1, 1]);
+    // B predicts C, F and L.
+    assert_eq!(step.packs[0].occurrences.rows, [0, 1, 1, 1, 2, 2]);
+    assert_eq!(step.retained_tokens(), 9);
+}
+
+/// The token counts of the example in "Tree Training" (figure 5): a tree of 83k tokens whose
+/// trajectories have 164k, trained within 60k tokens. Trees that repeat their common prefix have
+/// 102k tokens, parts with gateways 83k.
+#[test]
+fn gateways_compute_every_token_once() {
+    let mut fresh = 0..;
+    let mut tokens = |thousands: usize| fresh.by_ref().take(1000 * thousands).collect::<Vec<u32>>();
+    let prompt = tokens(19);
+    let mut trajectories = Vec::new();
+    for (turn, answers) in [(2, [13, 12, 12].as_slice()), (1, &[12, 12])] {
+        let turn = tokens(turn);
+        for &answer in answers {
+            let tokens = [prompt.clone(), turn.clone(), tokens(answer)].concat();
+            let mask = vec![true; tokens.len()];
+            trajectories.push(Trajectory::new("example", "run", tokens, mask));
+        }
+    }
+    let rows = |forests: &[PrefixForest], partitioning| {
+        let options = PackOptions {
+            partitioning,
+            ..PackOptions::new(60_000)
+        };
+        let step = pack_step(&trajectories, forests, &options).unwrap();
+        let rows = step.packs.iter().map(|pack| pack.layout.len());
+        (rows.sum::<usize>(), step.packs.len())
+    };
+    let flat = flat_forests(&trajectories).unwrap();
+    let trees = build_forests(&trajectories).unwrap();
+    assert_eq!(rows(&flat, Partitioning::Refuse).0, 164_000);
+    assert_eq!(rows(&trees, Partitioning::RepeatedPrefixes), (102_000, 2));
+    assert_eq!(rows(&trees, Partitioning::Connected), (83_000, 2));
+    assert_eq!(rows(&trees, Partitioning::Shared), (83_000, 2));
+}
+
+/// A path of a million tokens, and paths that end at every 500th token of one another.
+#[test]
+fn long_paths_are_cut() {
+    let path = |length: usize| Trajectory::new("path", "run", vec![1; length], vec![true; length]);
+    let nested: Vec<_> = (1..=100).map(|part| path(500 * part)).collect();
+    for (trajectories, parts) in [(vec![path(1_000_000)], 1000), (nested, 50)] {
+        let forests = build_forests(&trajectories).unwrap();
+        let tokens = forests[0].tokens().len();
+        for partitioning in MODES {
+            let options = PackOptions {
+                partitioning,
+                ..PackOptions::new(1000)
+            };
+            let step = pack_step(&trajectories, &forests, &options).unwrap();
+            assert_eq!(step.packs.len(), parts);
+            assert_eq!(step.validate(), Ok(()));
+            assert_eq!(step.retained_tokens(), tokens);
+            let last = step.packs[parts - 1].gateway.as_ref().unwrap();
+            assert_eq!(last.past_keys(), tokens - 1000);
+            assert_eq!(last.runs.len(), parts - 1);
+        }
     }
 }

@@ -67,6 +67,21 @@ pub enum PackError {
         /// The budget.
         token_budget: usize,
     },
+    /// [`crate::Partitioning::RepeatedPrefixes`] keeps paths whole, and one does not fit a pack.
+    #[error(
+        "task {task_id:?}: a path of its tree {tree} has {tokens} tokens, over the budget of \
+         {token_budget} tokens a pack; only parts with gateways cut paths"
+    )]
+    PathOverBudget {
+        /// The task.
+        task_id: String,
+        /// Index of the tree in the task's forest.
+        tree: usize,
+        /// Tokens of the first path that does not fit.
+        tokens: usize,
+        /// The budget.
+        token_budget: usize,
+    },
     /// The step has more tokens or trajectories than can be counted.
     #[error("the step has {count} {what}, at most {MAX_ROWS} are supported")]
     TooLarge {

@@ -16,7 +16,7 @@ use self::enter::{enter_step, step_inputs};
 pub use self::error::{OccurrenceName, PackError};
 use self::merging::find_unmergeable;
 pub use self::partition::Partitioning;
-use self::partition::{Partition, packs_of};
+use self::partition::{Partition, SmallerTrees, packs_of};
 pub use self::validate::{PacksError, validate_packs};
 use crate::forest::{MAX_ROWS, PrefixForest};
 use crate::layout::TreeLayout;
@@ -188,7 +188,19 @@ enum Unit {
     /// Whole trees that share a pack, as (forest, tree).
     Whole(Vec<(u32, u32)>),
     /// A tree in parts.
-    Parts((u32, u32), Partition),
+    Parts(Partition),
+    /// A tree as several.
+    Trees(SmallerTrees),
+}
+
+impl Unit {
+    fn packs(&self) -> usize {
+        match self {
+            Self::Whole(_) => 1,
+            Self::Parts(partition) => partition.len(),
+            Self::Trees(trees) => trees.len(),
+        }
+    }
 }
 
 /// The packs of all trees, in order of their first ones; the parts of a tree are together.
@@ -203,58 +215,87 @@ fn step_packs(
         let forest = forests[forest as usize].forest;
         forest.trees()[tree as usize].rows.len()
     };
-    let (whole, too_large): (Vec<_>, Vec<_>) =
-        trees.into_iter().partition(|tree| rows_of(tree) <= budget);
-    if let (Partitioning::Refuse, Some(&(forest, tree))) = (options.partitioning, too_large.first())
-    {
-        return Err(over_budget(
-            &forests[forest as usize],
-            tree as usize,
-            budget,
-        ));
-    }
+    let per_node = options.partitioning == Partitioning::PerNode;
+    let (whole, split): (Vec<_>, Vec<_>) = trees
+        .into_iter()
+        .partition(|tree| rows_of(tree) <= budget && !per_node);
     let sizes: Vec<usize> = whole.iter().map(rows_of).collect();
     let bins = fill_bins(&sizes, budget).into_iter();
+    // By the first tree of each.
     let mut units: Vec<((u32, u32), Unit)> = bins
         .map(|bin| {
             let trees: Vec<_> = bin.into_iter().map(|item| whole[item as usize]).collect();
             (trees[0], Unit::Whole(trees))
         })
         .collect();
-    let share = options.partitioning == Partitioning::Shared;
-    units.par_extend(too_large.into_par_iter().map(|(forest, tree)| {
-        let owner = forests[forest as usize].forest;
-        let partition = Partition::new(owner, tree as usize, budget as u32, share);
-        ((forest, tree), Unit::Parts((forest, tree), partition))
-    }));
+    // Collecting the results first makes the reported error that of the first tree.
+    let split: Vec<_> = split
+        .into_par_iter()
+        .map(|(forest, tree)| {
+            let unit = split_tree(&forests[forest as usize], tree as usize, options)?;
+            Ok(((forest, tree), unit))
+        })
+        .collect();
+    units.extend(split.into_iter().collect::<Result<Vec<_>, PackError>>()?);
     units.sort_unstable_by_key(|&(first, _)| first);
 
     let mut count = 0;
     let mut first_packs = Vec::with_capacity(units.len());
     for (_, unit) in &units {
         first_packs.push(count as u32);
-        count += match unit {
-            Unit::Whole(_) => 1,
-            Unit::Parts(_, partition) => partition.len(),
-        };
+        count += unit.packs();
     }
     let units = units.into_par_iter().zip(first_packs);
-    Ok(units
-        .flat_map_iter(|((_, unit), first_pack)| match unit {
-            Unit::Whole(trees) => vec![build_pack(rules, forests, &trees, options.pad_to_multiple)],
-            Unit::Parts((forest, tree), partition) => {
-                let owner = forests[forest as usize].forest;
+    let padding = options.pad_to_multiple;
+    let packs = units.flat_map_iter(|(((forest, tree), unit), first_pack)| {
+        let owner = forests[forest as usize].forest;
+        let occurrences = || occurrences_of(rules, forests, &[(forest, tree)]);
+        match unit {
+            Unit::Whole(trees) => vec![build_pack(rules, forests, &trees, padding)],
+            Unit::Parts(partition) => {
+                let first_row = owner.trees()[tree as usize].rows.start;
                 packs_of(
                     &partition,
                     owner,
-                    owner.trees()[tree as usize].rows.start,
-                    &occurrences_of(rules, forests, &[(forest, tree)]),
+                    first_row,
+                    &occurrences(),
                     first_pack,
-                    options.pad_to_multiple,
+                    padding,
                 )
             }
-        })
-        .collect())
+            Unit::Trees(trees) => trees.packs(owner, tree as usize, &occurrences(), padding),
+        }
+    });
+    Ok(packs.collect())
+}
+
+/// A tree that does not become part of one pack.
+fn split_tree(
+    step_forest: &StepForest,
+    tree: usize,
+    options: &PackOptions,
+) -> Result<Unit, PackError> {
+    let forest = step_forest.forest;
+    let budget = options.token_budget;
+    match options.partitioning {
+        Partitioning::Refuse => Err(over_budget(step_forest, tree, budget)),
+        Partitioning::Connected | Partitioning::Shared | Partitioning::PerNode => {
+            let partition = Partition::new(forest, tree, budget as u32, options.partitioning);
+            Ok(Unit::Parts(partition))
+        }
+        Partitioning::RepeatedPrefixes => {
+            let nodes = &forest.trees()[tree].nodes;
+            let nodes = &forest.nodes()[nodes.start as usize..nodes.end as usize];
+            let trees = SmallerTrees::new(nodes, budget);
+            let trees = trees.map_err(|tokens| PackError::PathOverBudget {
+                task_id: forest.task_id().to_owned(),
+                tree,
+                tokens,
+                token_budget: budget,
+            })?;
+            Ok(Unit::Trees(trees))
+        }
+    }
 }
 
 /// All trees of the step as (forest, tree).

@@ -6,9 +6,12 @@
 #![allow(dead_code)] // each test program uses its part
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use proptest::prelude::*;
-use tree_pack::{Advantage, Aggregation, LossForm, Objective, PackedStep, Trajectory, TreeLayout};
+use tree_pack::{
+    Advantage, Aggregation, LossForm, Objective, Pack, PackedStep, Trajectory, TreeLayout,
+};
 
 /// A task and the tokens up to and including the one meant.
 pub type Prefix = (String, Vec<u32>);
@@ -41,6 +44,45 @@ pub fn row_paths(layout: &TreeLayout) -> Vec<Vec<u32>> {
         };
         path.push(token);
         paths.push(path);
+    }
+    paths
+}
+
+/// The row of the step, pack and row, that is each past key, and the rows that see it.
+pub fn past_keys(pack: &Pack) -> Vec<((usize, u32), Range<u32>)> {
+    let runs = pack.gateway.iter().flat_map(|gateway| &gateway.runs);
+    runs.flat_map(|run| {
+        let rows = run.rows.clone();
+        rows.map(|row| ((run.pack as usize, row), run.visible_to.clone()))
+    })
+    .collect()
+}
+
+/// The task and tokens of the path to each row of each pack, followed over gateways.
+pub fn paths_of(step: &PackedStep) -> Vec<Vec<Prefix>> {
+    let mut paths: Vec<Vec<Prefix>> = Vec::new();
+    for pack in &step.packs {
+        let keys = past_keys(pack);
+        let mut own: Vec<Prefix> = Vec::new();
+        let mut roots = 0;
+        for (row, &token) in pack.layout.tokens.iter().enumerate() {
+            let mut path = match usize::try_from(pack.layout.parents[row]) {
+                Ok(parent) => own[parent].clone(),
+                Err(_) => {
+                    let before = pack.gateway.as_ref().map(|gateway| {
+                        let (owner, row) = keys[gateway.root_parents[roots] as usize].0;
+                        assert_eq!(owner, gateway.parent as usize);
+                        paths[owner][row as usize].clone()
+                    });
+                    roots += 1;
+                    before.unwrap_or((pack.task_ids[roots - 1].clone(), Vec::new()))
+                }
+            };
+            path.1.push(token);
+            own.push(path);
+        }
+        assert_eq!(pack.task_ids.len(), roots);
+        paths.push(own);
     }
     paths
 }
@@ -156,14 +198,13 @@ pub fn separate_loss(
 /// The same loss from packs.
 pub fn packed_loss(step: &PackedStep, loss: LossForm) -> f64 {
     let mut sums = BTreeMap::new();
-    for pack in &step.packs {
-        let paths = row_paths(&pack.layout);
+    for (pack, paths) in step.packs.iter().zip(paths_of(step)) {
         let occurrences = &pack.occurrences;
         let input = |column: &Option<Vec<f32>>, index: usize| {
             f64::from(column.as_ref().map_or(0.0, |values| values[index]))
         };
         for index in 0..occurrences.len() {
-            let path = &paths[occurrences.rows[index] as usize];
+            let (_, path) = &paths[occurrences.rows[index] as usize];
             let mut advantage = input(&occurrences.advantages, index);
             if loss == LossForm::AdvantageWeighted {
                 advantage = 1.0; // already in the weight

@@ -5,6 +5,7 @@ mod drift_report;
 mod input;
 mod output;
 mod pack;
+mod parts;
 mod show;
 mod stats;
 #[cfg(feature = "text")]

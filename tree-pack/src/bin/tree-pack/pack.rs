@@ -9,17 +9,18 @@ use clap::ValueEnum;
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 use serde::Serialize;
 use tree_pack::{
-    Aggregation, LossForm, Objective, PackOptions, PackedStep, Partitioning, PrefixForest,
-    StepPlanner, Trajectory, build_forests, flat_forests, pack_step,
+    Aggregation, LossForm, Objective, PackOptions, PackedStep, PrefixForest, StepPlanner,
+    Trajectory, build_forests, flat_forests, pack_step,
 };
 
 use crate::input::InputArgs;
 use crate::output::print;
+use crate::parts::{PartCounts, PartitioningName};
 use crate::stats::{Format, new_table};
 
 /// Pack trees into rows of a token budget, with the weights of an optimizer step, and save them.
 ///
-/// A tree is never split; one over the budget is an error. Without --tasks-per-step all tasks make
+/// A tree over the budget is an error, unless --partitioning says how to cut it. Without --tasks-per-step all tasks make
 /// one step and the output is a safetensors file; with it the output is a folder of one file a step.
 #[derive(clap::Args)]
 pub struct Args {
@@ -34,6 +35,9 @@ pub struct Args {
     /// Pad packs to a multiple of this.
     #[arg(long, value_name = "TOKENS", default_value_t = 1)]
     pad_to_multiple: usize,
+    /// What becomes of trees over the budget.
+    #[arg(long, value_name = "NAME", default_value = "refuse")]
+    partitioning: PartitioningName,
     /// How predictions that trajectories share count.
     #[arg(long, value_name = "NAME", default_value = "per-occurrence")]
     objective: ObjectiveName,
@@ -94,6 +98,8 @@ struct StepSummary {
     packs: usize,
     /// Packs are at least this many: the rows divided by the budget.
     packs_bound: u64,
+    #[serde(flatten)]
+    parts: PartCounts,
     padded_tokens: u64,
     trained_tokens: u64,
     occurrences: u64,
@@ -137,7 +143,7 @@ impl Args {
                 LossName::PerToken => LossForm::PerToken,
                 LossName::PerTrajectory => LossForm::PerTrajectory,
             },
-            partitioning: Partitioning::Refuse,
+            partitioning: self.partitioning.into(),
         };
         Ok(pack_step(trajectories, forests, &options)?)
     }
@@ -210,6 +216,7 @@ impl Args {
             unique_tokens: step.totals.unique_tokens,
             packs: step.packs.len(),
             packs_bound: step.totals.rows.div_ceil(self.budget as u64),
+            parts: PartCounts::of(step),
             padded_tokens: sum(|pack| pack.padded_len),
             trained_tokens: step.totals.trained_tokens,
             occurrences: sum(|pack| pack.occurrences.len()),
@@ -227,6 +234,9 @@ fn table(summaries: &[StepSummary]) -> String {
         "unique",
         "packs",
         "at least",
+        "continued",
+        "past keys",
+        "retained",
         "padded",
         "trained",
         "occurrences",
@@ -243,6 +253,9 @@ fn table(summaries: &[StepSummary]) -> String {
             count(summary.unique_tokens),
             count(summary.packs as u64),
             count(summary.packs_bound),
+            count(summary.parts.continued_packs as u64),
+            count(summary.parts.past_keys as u64),
+            count(summary.parts.retained_tokens as u64),
             count(summary.padded_tokens),
             count(summary.trained_tokens),
             count(summary.occurrences),

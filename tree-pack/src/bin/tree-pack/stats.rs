@@ -13,6 +13,7 @@ use crate::active_plot;
 use crate::drift_report::{self, DriftReport};
 use crate::input::InputArgs;
 use crate::output::{counted, print};
+use crate::parts::{self, BudgetCounts};
 
 /// Count what trajectories share, for each task and overall.
 ///
@@ -31,6 +32,9 @@ pub struct Args {
     /// Draw the active trajectories over length, as .png or .svg.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    /// Also count the packs of these token budgets, and the parts of trees over them.
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    budget: Vec<usize>,
     #[command(flatten)]
     drift: drift_report::Args,
 }
@@ -45,6 +49,8 @@ pub enum Format {
 struct Report<'a> {
     total: Counts,
     tasks: Vec<TaskCounts<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    budgets: Vec<BudgetCounts>,
     #[serde(skip_serializing_if = "Option::is_none")]
     drift: Option<DriftReport>,
 }
@@ -90,6 +96,7 @@ pub fn run(args: &Args) -> Result<()> {
                 counts: task_counts(forest),
             })
             .collect(),
+        budgets: parts::of_budgets(&args.budget, &forests, &trajectories)?,
         drift: args.drift.report(&forests, &trajectories)?,
     };
     if let Some(path) = &args.plot {
@@ -155,6 +162,9 @@ fn table(report: &Report, max_tasks: usize) -> String {
         HumanCount(stats.max_out_degree),
         counted(stats.mask_conflicts, "mask conflict"),
     );
+    if !report.budgets.is_empty() {
+        text.push_str(&format!("\n{}", parts::table(&report.budgets)));
+    }
     if let Some(drift) = &report.drift {
         text.push_str(&format!("\n{}", drift.table()));
     }

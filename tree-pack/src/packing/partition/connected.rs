@@ -68,6 +68,34 @@ pub fn fewest_cuts(nodes: &[Node], budget: u32) -> Vec<Cut> {
     states.cuts()
 }
 
+/// Cuts that close all children of a token or none: those that do not fit together are left for
+/// parts of several roots.
+pub fn all_or_none_cuts(nodes: &[Node], budget: u32) -> Vec<Cut> {
+    let first_node = nodes[0].subtree_end_node - nodes.len() as u32;
+    let mut cuts = vec![Cut::default(); nodes.len()];
+    // Tokens of the open parts of each node's children.
+    let mut below = vec![0u64; nodes.len()];
+    let budget = u64::from(budget);
+    for (number, node) in nodes.iter().enumerate().rev() {
+        // The node's last token is between its children.
+        let taken_in = if below[number] < budget {
+            below[number]
+        } else {
+            0
+        };
+        let open = taken_in + node.token_count() as u64;
+        cuts[number].top = ((open - 1) % budget) as u32 + 1;
+        if let Some(parent) = node.parent {
+            below[(parent - first_node) as usize] += u64::from(cuts[number].top);
+        }
+    }
+    for (number, node) in nodes.iter().enumerate() {
+        let parent = node.parent.map(|parent| (parent - first_node) as usize);
+        cuts[number].above = parent.is_some_and(|parent| below[parent] >= budget);
+    }
+    cuts
+}
+
 struct States<'a> {
     nodes: &'a [Node],
     /// Number of the first node in its forest.
@@ -303,5 +331,60 @@ fn keep_best<T: Copy>(candidates: &mut Vec<(u32, State, T)>) {
         // Evenly, with the first and the last.
         let steps = count.max(2) - 1;
         candidates.extend((0..count).map(|index| *group[index * (group.len() - 1) / steps]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A path of single-token nodes, each with a leaf beside the next: the deepest tree there is.
+    #[test]
+    fn depth_of_a_million_nodes() {
+        const DEPTH: u32 = 1_000_000;
+        const BUDGET: u32 = 1000;
+        let node = |number: u32| {
+            let is_leaf = number % 2 == 1;
+            Node {
+                start: number,
+                end: number + 1,
+                subtree_end: if is_leaf { number + 1 } else { 2 * DEPTH },
+                subtree_end_node: if is_leaf { number + 1 } else { 2 * DEPTH },
+                parent: match number {
+                    0 => None,
+                    _ if is_leaf => Some(number - 1),
+                    _ => Some(number - 2),
+                },
+                position: number / 2,
+                source: 0,
+            }
+        };
+        let nodes: Vec<Node> = (0..2 * DEPTH).map(node).collect();
+        let cuts = fewest_cuts(&nodes, BUDGET);
+        let closed = cuts.iter().filter(|cut| cut.above).count() as u32;
+        assert_eq!(closed + 1, 2 * DEPTH / BUDGET, "every part is full");
+    }
+
+    /// Two leaves of 9 below a path of 12, ten tokens a part: four parts either way, and those
+    /// that leave no leaf in the path's parts retain 21 tokens on the way to a leaf instead of 30.
+    #[test]
+    fn branches_are_kept_out_of_the_parts_above_them() {
+        let node = |start, end, subtree_end, subtree_end_node, parent: Option<u32>| Node {
+            start,
+            end,
+            subtree_end,
+            subtree_end_node,
+            parent,
+            position: parent.map_or(0, |_| 12),
+            source: 0,
+        };
+        let nodes = [
+            node(0, 12, 30, 3, None),
+            node(12, 21, 21, 2, Some(0)),
+            node(21, 30, 30, 3, Some(0)),
+        ];
+        let cuts = fewest_cuts(&nodes, 10);
+        let cut = |above, top| Cut { above, top };
+        assert_eq!(cuts, [cut(false, 2), cut(true, 9), cut(true, 9)]);
     }
 }

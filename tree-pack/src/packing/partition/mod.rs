@@ -2,11 +2,14 @@
 
 mod connected;
 mod packs;
+mod repeated;
 mod shared;
 
+use self::connected::Cut;
 use crate::forest::{Node, PrefixForest};
 
 pub(super) use self::packs::packs_of;
+pub(super) use self::repeated::SmallerTrees;
 
 /// What becomes of a tree with more tokens than fit a pack.
 ///
@@ -25,6 +28,14 @@ pub enum Partitioning {
     /// more parts than connected, and often far fewer: filling them is bin packing, done by a
     /// heuristic.
     Shared,
+    /// Every node of every tree is a part of its own, also of trees within the budget. To measure
+    /// what larger parts save.
+    PerNode,
+    /// Smaller trees without gateways: each repeats the rows of the prefixes that it has in common
+    /// with those before, and every prediction is made in the first that has its target. Computes
+    /// the same losses and gradients with more tokens; a path over the budget is an error. To
+    /// measure what gateways save.
+    RepeatedPrefixes,
 }
 
 /// Consecutive tokens of a node that are in one part.
@@ -57,14 +68,37 @@ pub(super) struct Partition {
 }
 
 impl Partition {
-    /// Cuts a tree into parts of at most `budget` tokens.
-    pub fn new(forest: &PrefixForest, tree: usize, budget: u32, share: bool) -> Self {
-        let nodes = &forest.trees()[tree].nodes;
-        let nodes = &forest.nodes()[nodes.start as usize..nodes.end as usize];
-        let partition = Self::cut(nodes, forest.trees()[tree].nodes.start, budget);
-        match share {
-            true => shared::share(partition, budget),
-            false => partition,
+    /// Cuts a tree into parts of at most `budget` tokens, with gateways.
+    pub fn new(
+        forest: &PrefixForest,
+        tree: usize,
+        budget: u32,
+        partitioning: Partitioning,
+    ) -> Self {
+        let numbers = &forest.trees()[tree].nodes;
+        let nodes = &forest.nodes()[numbers.start as usize..numbers.end as usize];
+        let cut = |cuts: Vec<Cut>| Self::cut(nodes, numbers.start, budget, &cuts);
+        let connected = || cut(connected::fewest_cuts(nodes, budget));
+        match partitioning {
+            Partitioning::PerNode => cut(nodes
+                .iter()
+                .map(|node| Cut {
+                    above: true,
+                    top: (node.end - node.start - 1) % budget + 1,
+                })
+                .collect()),
+            Partitioning::Shared => {
+                let one = shared::share(connected(), budget);
+                let other = cut(connected::all_or_none_cuts(nodes, budget));
+                let other = shared::share(other, budget);
+                let order = |partition: &Self| (partition.len(), partition.retained_tokens());
+                if order(&other) < order(&one) {
+                    other
+                } else {
+                    one
+                }
+            }
+            _ => connected(),
         }
     }
 
@@ -73,9 +107,8 @@ impl Partition {
         self.parents.len()
     }
 
-    /// As few connected parts as possible.
-    fn cut(nodes: &[Node], first_node: u32, budget: u32) -> Self {
-        let cuts = connected::fewest_cuts(nodes, budget);
+    /// Connected parts.
+    fn cut(nodes: &[Node], first_node: u32, budget: u32, cuts: &[Cut]) -> Self {
         let mut pieces: Vec<Piece> = Vec::with_capacity(nodes.len());
         let mut parents = Vec::new();
         let mut last_pieces = Vec::with_capacity(nodes.len());
@@ -121,5 +154,14 @@ impl Partition {
             sizes[piece.part as usize] += piece.token_count() as usize;
         }
         sizes
+    }
+
+    /// Most tokens of a part and all that it continues.
+    fn retained_tokens(&self) -> usize {
+        let mut chains = self.sizes();
+        for (part, parent) in self.parents.iter().enumerate() {
+            chains[part] += parent.map_or(0, |parent| chains[parent as usize]);
+        }
+        chains.into_iter().max().unwrap_or(0)
     }
 }

@@ -38,7 +38,7 @@ pub fn packs_of(
     let mut packs: Vec<Pack> = Vec::with_capacity(parents.len());
     for (part, occurrences) in occurrences.into_iter().enumerate() {
         let own = &order[offsets[part] as usize..offsets[part + 1] as usize];
-        let layout = layout_of(pieces, own, &starts, forest);
+        let layout = layout_of(pieces, own, forest);
         let gateway = parents[part].map(|parent| {
             let before = own.iter().filter_map(|&piece| {
                 let before = pieces[piece as usize].parent? as usize;
@@ -60,20 +60,19 @@ pub fn packs_of(
     packs
 }
 
-/// The layout of the given pieces, which are one part.
-fn layout_of(pieces: &[Piece], own: &[u32], starts: &[u32], forest: &PrefixForest) -> TreeLayout {
+/// The layout of the given pieces, in ascending order; those whose parent is not among them are
+/// roots.
+pub fn layout_of(pieces: &[Piece], own: &[u32], forest: &PrefixForest) -> TreeLayout {
     let mut layout = TreeLayout {
         segments: Vec::with_capacity(own.len()),
         ..TreeLayout::default()
     };
     for &number in own {
         let piece = &pieces[number as usize];
-        let start = starts[number as usize];
+        let start = layout.tokens.len() as u32;
         let end = start + piece.token_count();
-        // Numbers of pieces ascend, so that the parent is found among those before.
         let parent = piece
             .parent
-            .filter(|&parent| pieces[parent as usize].part == piece.part)
             .and_then(|parent| own.binary_search(&parent).ok())
             .map(|parent| parent as u32);
         let before = parent.map_or(-1, |parent| layout.segments[parent as usize].end as i32 - 1);

@@ -2,40 +2,44 @@
 
 use super::Partition;
 use crate::counting_sort::counting_sort;
-use crate::packing::bins::fill_bins;
+use crate::packing::bins::{fill_bins, fill_bins_beside};
 
 /// From the first part downwards, puts parts that continue the same part into as few as best-fit
-/// decreasing finds. What continues parts that were put together continues one part from then on.
+/// decreasing finds, and those into it that make them fewer. What continues parts that were put
+/// together continues one part from then on.
 pub fn share(mut partition: Partition, budget: u32) -> Partition {
+    let budget = budget as usize;
     let sizes = partition.sizes();
-    let count = partition.len();
-    let (offsets, children) = counting_sort(count - 1, count, 1..count as u32, |part| {
-        partition.parents[part as usize].map_or(0, |parent| parent as usize)
-    });
-    let children_of = |part: u32| {
-        let [start, end] = [offsets[part as usize], offsets[part as usize + 1]];
-        &children[start as usize..end as usize]
+    let below = Below::new(&partition);
+    let sizes_of = |parts: &[u32]| -> Vec<usize> {
+        let sizes = parts.iter().map(|&part| sizes[part as usize]);
+        sizes.collect()
     };
     let mut parents = Vec::new();
-    let mut renumbered = vec![0; count];
+    let mut renumbered = vec![0; partition.len()];
     // Parts to be put together, and the new number of what they continue; the next one last.
     let mut open: Vec<(Vec<u32>, Option<u32>)> = vec![(vec![0], None)];
-    while let Some((group, parent)) = open.pop() {
+    while let Some((mut group, parent)) = open.pop() {
+        let mut continuing = below.of(&group);
+        let mut bins = fill_bins(&sizes_of(&continuing), budget);
+        let room = budget - sizes_of(&group).iter().sum::<usize>();
+        let (taken_in, others) = fill_bins_beside(&sizes_of(&continuing), budget, room);
+        if others.len() < bins.len() {
+            group.extend(taken_in.into_iter().map(|item| continuing[item as usize]));
+            group.sort_unstable();
+            // What continues a part of the group is in it, or continues the group.
+            continuing = below.of(&group);
+            continuing.retain(|part| group.binary_search(part).is_err());
+            bins = fill_bins(&sizes_of(&continuing), budget);
+        }
         let number = parents.len() as u32;
         parents.push(parent);
         for &part in &group {
             renumbered[part as usize] = number;
         }
-        // In depth-first order, as the parts are.
-        let below: Vec<u32> = group
-            .iter()
-            .flat_map(|&part| children_of(part))
-            .copied()
-            .collect();
-        let below_sizes: Vec<usize> = below.iter().map(|&part| sizes[part as usize]).collect();
-        for bin in fill_bins(&below_sizes, budget as usize).into_iter().rev() {
-            let group = bin.into_iter().map(|item| below[item as usize]).collect();
-            open.push((group, Some(number)));
+        for bin in bins.into_iter().rev() {
+            let group = bin.into_iter().map(|item| continuing[item as usize]);
+            open.push((group.collect(), Some(number)));
         }
     }
     for piece in &mut partition.pieces {
@@ -44,5 +48,35 @@ pub fn share(mut partition: Partition, budget: u32) -> Partition {
     Partition {
         parents,
         ..partition
+    }
+}
+
+/// The parts that continue each part.
+struct Below {
+    offsets: Vec<u32>,
+    parts: Vec<u32>,
+}
+
+impl Below {
+    fn new(partition: &Partition) -> Self {
+        let count = partition.len();
+        let (offsets, parts) = counting_sort(count - 1, count, 1..count as u32, |part| {
+            partition.parents[part as usize].map_or(0, |parent| parent as usize)
+        });
+        Self { offsets, parts }
+    }
+
+    /// What continues any of some parts, in depth-first order.
+    fn of(&self, group: &[u32]) -> Vec<u32> {
+        let mut continuing: Vec<u32> = group
+            .iter()
+            .flat_map(|&part| {
+                let [start, end] = [self.offsets[part as usize], self.offsets[part as usize + 1]];
+                &self.parts[start as usize..end as usize]
+            })
+            .copied()
+            .collect();
+        continuing.sort_unstable();
+        continuing
     }
 }

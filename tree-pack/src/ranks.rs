@@ -1,0 +1,162 @@
+//! The packs of a step on several devices that train together.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::num::NonZeroUsize;
+
+use crate::pack::Pack;
+use crate::packing::PackedStep;
+
+/// What a pack costs, in any unit: linear in its tokens and in the (query, key) pairs of one head
+/// in which the key is visible, past keys included.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PackCost {
+    /// Cost of a token.
+    pub per_token: f64,
+    /// Cost of a visible pair.
+    pub per_visible_pair: f64,
+}
+
+impl PackCost {
+    /// The cost of a pack, without padding.
+    pub fn of(&self, pack: &Pack) -> f64 {
+        self.per_token * pack.layout.len() as f64
+            + self.per_visible_pair * pack.layout.visible_pairs() as f64
+    }
+}
+
+/// Which rank trains which packs of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankAssignment {
+    /// For each rank, the packs as indices in [`PackedStep::packs`], ascending. A rank may have
+    /// none, and still takes part in the sum of the gradients.
+    pub packs: Vec<Vec<usize>>,
+    /// For each rank, the cost of its packs.
+    pub costs: Vec<f64>,
+}
+
+/// A coefficient that is no cost.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{coefficient} is {value}, expected a finite number that is not negative")]
+pub struct PackCostError {
+    /// The field of [`PackCost`].
+    pub coefficient: &'static str,
+    /// Its value.
+    pub value: f64,
+}
+
+/// Spreads the packs of a step over ranks so that the largest cost of a rank is small: those that
+/// belong together, the costliest first, each to the rank that has the least so far (longest
+/// processing time first; at most `4/3` of the best possible largest cost).
+///
+/// The packs of a partitioned tree stay together, since they continue each other. All ranks
+/// together have the loss of the step, and the sum of their gradients is its gradient: weights
+/// contain the denominator of the whole step, so gradients are summed, not averaged.
+///
+/// # Errors
+/// [`PackCostError`].
+///
+/// # Example
+/// ```
+/// use std::num::NonZeroUsize;
+/// use tree_pack::{PackCost, PackOptions, Trajectory, assign_to_ranks, build_forests, pack_step};
+///
+/// let trajectories: Vec<_> = [5, 3, 2]
+///     .into_iter()
+///     .map(|n| Trajectory::new(format!("task{n}"), "run", vec![1; n], vec![true; n]))
+///     .collect();
+/// let step = pack_step(&trajectories, &build_forests(&trajectories)?, &PackOptions::new(5))?;
+/// let cost = PackCost { per_token: 1.0, per_visible_pair: 0.01 };
+/// let ranks = assign_to_ranks(&step, NonZeroUsize::new(2).unwrap(), &cost)?;
+/// assert_eq!(ranks.packs, [[0], [1]]); // 5 tokens, and 3 and 2 in one pack
+/// assert!(ranks.imbalance() < 1.01);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn assign_to_ranks(
+    step: &PackedStep,
+    ranks: NonZeroUsize,
+    cost: &PackCost,
+) -> Result<RankAssignment, PackCostError> {
+    for (coefficient, value) in [
+        ("per_token", cost.per_token),
+        ("per_visible_pair", cost.per_visible_pair),
+    ] {
+        if !(value.is_finite() && value >= 0.0) {
+            return Err(PackCostError { coefficient, value });
+        }
+    }
+    let mut groups: Vec<(f64, Vec<usize>)> = Vec::new();
+    let mut group_of: Vec<usize> = Vec::with_capacity(step.packs.len());
+    for (number, pack) in step.packs.iter().enumerate() {
+        let group = match &pack.gateway {
+            Some(gateway) => group_of[gateway.parent as usize],
+            None => {
+                groups.push((0.0, Vec::new()));
+                groups.len() - 1
+            }
+        };
+        group_of.push(group);
+        groups[group].0 += cost.of(pack);
+        groups[group].1.push(number);
+    }
+    groups.sort_by(|(one, _), (other, _)| other.total_cmp(one));
+
+    let mut assignment = RankAssignment {
+        packs: vec![Vec::new(); ranks.get()],
+        costs: vec![0.0; ranks.get()],
+    };
+    // Costs are not negative, so that their bits are in their order.
+    let ordered = |cost: f64, rank: usize| Reverse((cost.to_bits(), rank));
+    let mut least: BinaryHeap<_> = (0..ranks.get()).map(|rank| ordered(0.0, rank)).collect();
+    for (cost, packs) in groups {
+        let Some(Reverse((_, rank))) = least.pop() else {
+            break;
+        };
+        assignment.costs[rank] += cost;
+        assignment.packs[rank].extend(packs);
+        least.push(ordered(assignment.costs[rank], rank));
+    }
+    for packs in &mut assignment.packs {
+        packs.sort_unstable();
+    }
+    Ok(assignment)
+}
+
+impl RankAssignment {
+    /// The largest cost of a rank in units of the mean: 1 if all have the same. The share of the
+    /// time that all ranks together work is at most its inverse. 1 if nothing costs anything.
+    pub fn imbalance(&self) -> f64 {
+        let sum: f64 = self.costs.iter().sum();
+        let largest = self.costs.iter().copied().fold(0.0, f64::max);
+        match sum > 0.0 {
+            true => largest * self.costs.len() as f64 / sum,
+            false => 1.0,
+        }
+    }
+
+    /// The packs of a rank as a step of their own, whose weights, totals and trajectories are
+    /// those of the whole step.
+    ///
+    /// # Panics
+    /// If there is no such rank, or the assignment is that of another step.
+    pub fn step_of(&self, step: &PackedStep, rank: usize) -> PackedStep {
+        let own = &self.packs[rank];
+        let renumbered = |pack: u32| {
+            let index = own.binary_search(&(pack as usize));
+            index.expect("packs that continue each other are on one rank") as u32
+        };
+        let mut packs: Vec<Pack> = own.iter().map(|&pack| step.packs[pack].clone()).collect();
+        for gateway in packs.iter_mut().filter_map(|pack| pack.gateway.as_mut()) {
+            gateway.parent = renumbered(gateway.parent);
+            for run in &mut gateway.runs {
+                run.pack = renumbered(run.pack);
+            }
+        }
+        PackedStep {
+            packs,
+            totals: step.totals,
+            trajectories: step.trajectories.clone(),
+            merged: step.merged,
+        }
+    }
+}
