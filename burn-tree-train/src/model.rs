@@ -83,11 +83,22 @@ impl BlockContext {
         Self::with_cuts(batch, &past, Cuts::default()).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The context of a batch of one pack that continues `past`: the states with which its roots
-    /// start, and the rows after which states are asked for.
-    pub(crate) fn of_partition(
+    /// The context of a batch that continues rows computed before, or is continued: `past` are the
+    /// keys before those of each batch row, `root_states` the index of the initial state of each root
+    /// in row order (empty if all start from zero), `requested_rows` the rows of the flattened batch
+    /// after which states are asked for.
+    ///
+    /// Blocks then take a [`BlockPast`] with as many keys and states. [`step_gradients`] does all of
+    /// this.
+    ///
+    /// [`step_gradients`]: crate::step_gradients
+    ///
+    /// # Errors
+    /// If a layout and its past keys contradict each other. Whether root states and requested rows fit
+    /// the layouts is found out with the [recurrence](Self::try_recurrence).
+    pub fn continuing(
         batch: &TreeBatch,
-        past: &PastKeys,
+        past: &[PastKeys],
         root_states: Vec<Option<u32>>,
         requested_rows: Vec<u32>,
     ) -> Result<Self, TreeMaskError> {
@@ -95,7 +106,7 @@ impl BlockContext {
             root_states,
             requested_rows,
         };
-        Self::with_cuts(batch, std::slice::from_ref(past), cuts)
+        Self::with_cuts(batch, past, cuts)
     }
 
     fn with_cuts(batch: &TreeBatch, past: &[PastKeys], cuts: Cuts) -> Result<Self, TreeMaskError> {

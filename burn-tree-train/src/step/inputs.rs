@@ -38,9 +38,9 @@ impl PackInputs {
     ) -> Result<Self, StepError> {
         let (pack, planned) = (&packs[index], &plan.packs[index]);
         let batch = TreeBatch::with_dtype(std::slice::from_ref(pack), device, dtype);
-        let context = BlockContext::of_partition(
+        let context = BlockContext::continuing(
             &batch,
-            &planned.past_keys,
+            std::slice::from_ref(&planned.past_keys),
             planned.root_states.clone(),
             planned.requested_rows.clone(),
         )

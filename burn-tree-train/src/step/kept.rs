@@ -299,3 +299,82 @@ impl PastSources {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(values: &[f32], dtype: DType) -> Tensor<2> {
+        let data = TensorData::new(values.to_vec(), [values.len(), 1]);
+        Tensor::from_data(data, (&Device::flex(), dtype))
+    }
+
+    fn read(tensor: Tensor<2>) -> Vec<f32> {
+        tensor.into_data().iter::<f32>().collect()
+    }
+
+    /// A pack that leaves the rows 1, 2 and 3 of one block with attention.
+    fn shelf(place: Place) -> Shelf {
+        let kept = |values: &[f32]| {
+            let rows = Rows {
+                matrix: rows(values, DType::BF16),
+                features: vec![1, 1],
+            };
+            Kept::new(rows, place).unwrap()
+        };
+        let mut shelf = Shelf::new(1, place, &Device::flex());
+        let block = BlockRows::Attention {
+            key: kept(&[1.0, 2.0, 3.0]),
+            value: kept(&[4.0, 5.0, 6.0]),
+        };
+        shelf.put(0, vec![block]);
+        shelf
+    }
+
+    fn sources(slots: &[u32]) -> PastSources {
+        let past = |slots: &[u32]| PastRows {
+            pack: 0,
+            slots: slots.to_vec(),
+        };
+        let states = past(&slots[..1]);
+        PastSources::new(&[past(slots)], Some(&states), |_| (3, 3), &Device::flex())
+    }
+
+    #[test]
+    fn descendants_see_the_rows_they_selected() {
+        for place in [Place::Device, Place::Host] {
+            let gathered = sources(&[0, 2])
+                .gather(&shelf(place), 0)
+                .map(|rows| read(rows.matrix));
+            assert_eq!(gathered.into_vec(), [vec![1.0, 3.0], vec![4.0, 6.0]]);
+        }
+    }
+
+    /// 24: bfloat16 has 8 digits: 256 and one more are 256.
+    #[test]
+    fn gradients_of_many_descendants_are_summed_in_f32() {
+        for place in [Place::Device, Place::Host] {
+            let mut shelf = shelf(place);
+            let all = sources(&[0, 1, 2]);
+            let some = sources(&[1]);
+            for descendant in 0..1000 {
+                let (sources, values) = match descendant % 2 {
+                    0 => (&all, &[256.0, 1.0, 3.0][..]),
+                    _ => (&some, &[1.0][..]),
+                };
+                let gradients = BlockRows::Attention {
+                    key: Some(rows(values, DType::BF16)),
+                    value: None,
+                };
+                sources.add_gradients(&mut shelf, 0, gradients).unwrap();
+            }
+            let mut blocks = shelf.remove(0).unwrap();
+            let sums = blocks[0].as_mut().into_vec();
+            let sums: Vec<_> = sums
+                .into_iter()
+                .map(|kept| kept.take_gradient(&Device::flex()).map(read))
+                .collect();
+            assert_eq!(sums, [Some(vec![128_000.0, 1000.0, 1500.0]), None]);
+        }
+    }
+}

@@ -151,3 +151,66 @@ fn depth_first(packs: &[Pack]) -> Vec<Visit> {
     }
     visits
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tree_pack::{PackOptions, Partitioning, Trajectory, build_forests, pack_step};
+
+    fn plan(sequences: &[&[u32]], budget: usize) -> StepPlan {
+        let trajectories: Vec<_> = sequences
+            .iter()
+            .map(|tokens| Trajectory::new("t", "r", tokens.to_vec(), vec![true; tokens.len()]))
+            .collect();
+        let forests = build_forests(&trajectories).unwrap();
+        let options = PackOptions {
+            partitioning: Partitioning::Connected,
+            ..PackOptions::new(budget)
+        };
+        let step = pack_step(&trajectories, &forests, &options).unwrap();
+        StepPlan::new(&step.packs).unwrap()
+    }
+
+    fn past(plan: &PackPlan) -> Vec<(usize, &[u32])> {
+        let past = plan.past.iter();
+        past.map(|past| (past.pack, past.slots.as_slice()))
+            .collect()
+    }
+
+    #[test]
+    fn a_chain_continues_every_part_before() {
+        let plan = plan(&[&[1, 2, 3, 4, 5, 6, 7, 8, 9]], 3);
+        assert_eq!(past(&plan.packs[2]), [(0, &[0, 1, 2][..]), (1, &[0, 1, 2])]);
+        assert_eq!(plan.packs[0].kept_rows, [0, 1, 2]);
+        let requested: Vec<_> = plan.packs.iter().map(|pack| &pack.requested_rows).collect();
+        assert_eq!(requested, [&[2][..], &[2], &[]]);
+        assert_eq!(plan.packs[2].past_keys.position, [0, 1, 2, 3, 4, 5]);
+    }
+
+    /// 24: what is left are ancestors of later parts, not their siblings.
+    #[test]
+    fn siblings_are_not_left() {
+        let plan = plan(&[&[1, 2, 3, 4], &[1, 2, 5, 6, 7, 8, 9, 10]], 6);
+        let [first, second] = &plan.packs[..] else {
+            panic!("{} parts", plan.packs.len());
+        };
+        // Rows 2 and 3 are the short branch.
+        let rows: Vec<u32> = past(second)[0]
+            .1
+            .iter()
+            .map(|&slot| first.kept_rows[slot as usize])
+            .collect();
+        assert_eq!(rows, first.kept_rows);
+        assert!(!rows.contains(&2) && !rows.contains(&3), "{rows:?}");
+    }
+
+    #[test]
+    fn children_come_one_after_another() {
+        use Visit::{Enter, Leave};
+        let plan = plan(&[&[1, 2, 3, 4, 5, 6], &[1, 2, 3, 7, 8, 9]], 3);
+        assert_eq!(
+            plan.visits,
+            [Enter(0), Enter(1), Leave(1), Enter(2), Leave(2), Leave(0)]
+        );
+    }
+}

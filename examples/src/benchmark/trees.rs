@@ -16,16 +16,18 @@ pub struct TreeShape {
 
 impl TreeShape {
     /// Names that [`TreeShape::named`] knows.
-    pub const NAMES: [&str; 4] = ["star16", "comb", "leaf40", "causal"];
+    pub const NAMES: [&str; 5] = ["star8", "star16", "comb", "leaf40", "causal"];
 
     /// A tree of about `rows` tokens, by name:
     ///
+    /// * `star8`: a prompt and 8 answers, all of the same length;
     /// * `star16`: a prompt of an eighth of the rows and 16 answers of equal length;
     /// * `comb`: an agent's spine of turns of 192 tokens, each with two side leaves of 160;
     /// * `leaf40`: a prompt of 2048 (at most half of the rows) and leaves of 40;
     /// * `causal`: one path.
     pub fn named(name: &str, rows: usize) -> Option<Self> {
         let nodes = match name {
+            "star8" => star(rows / 9, 8, rows / 9),
             "star16" => {
                 let prompt = rows / 8;
                 star(prompt, 16, (rows - prompt) / 16)
@@ -142,6 +144,7 @@ mod tests {
     #[test]
     fn named_trees_have_their_shape_after_merging() {
         for (name, rows, leaves) in [
+            ("star8", 1024, 8),
             ("star16", 1024, 16),
             ("comb", 1024, 4),
             ("leaf40", 1024, 12),

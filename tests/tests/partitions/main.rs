@@ -1,7 +1,9 @@
 //! Trees in parts: the same step, whatever the parts are and however it is computed.
 
+mod blocks;
 mod invariance;
 mod lora;
 mod optimizers;
+mod pitfalls;
 mod repeated;
 mod structure;
