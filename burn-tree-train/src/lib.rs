@@ -30,7 +30,7 @@ pub mod swiglu;
 pub use gather_rows::{GatherPlan, gather_rows};
 pub use grouped_linear::grouped_linear;
 pub use lm_head::{
-    LmHeadError, LmHeadOptions, TokenLogProbs, token_log_probs, try_token_log_probs,
+    EntropyOutput, LmHeadError, LmHeadOptions, TokenLogProbs, token_log_probs, try_token_log_probs,
 };
 pub use loss::sft_loss;
 pub use model::{

@@ -8,7 +8,7 @@ use burn::backend::{
 };
 
 use crate::gather_rows::{self, GatherPlan};
-use crate::lm_head::{self, LmHeadPlan};
+use crate::lm_head::{self, EntropyOutput, HeadGradients, LmHeadPlan};
 use crate::{grouped_linear, rms_norm, swiglu};
 
 /// Operations of this crate. The default bodies are built from Burn's primitives; `Autodiff` has
@@ -26,38 +26,44 @@ use crate::{grouped_linear, rms_norm, swiglu};
 pub trait TreeTrainOps: Backend {
     /// Log-probabilities of targets: `hidden [R, H]`, `head_weight [V, H]`, `targets [n]` ->
     /// log-probabilities `[n]`, log-sum-exp of the projected rows `[projected]`, entropy `[n]`
-    /// (zeros if not asked for). Only the first is differentiable.
+    /// (zeros if not asked for). The first is differentiable, and the last if asked for.
     #[fusion(meta = meta::lm_head_log_probs)]
     fn lm_head_log_probs(
         hidden: FloatTensor<Self>,
         head_weight: FloatTensor<Self>,
         targets: IntTensor<Self>,
         plan: Arc<LmHeadPlan>,
-        entropy: bool,
+        entropy: EntropyOutput,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         lm_head::generic::forward::<Self>(hidden, head_weight, targets, &plan, entropy)
     }
 
-    /// Gradients of `hidden` and `head_weight` for the gradient `grad [n]` of the
-    /// log-probabilities. Without `head_gradient` the second is `[1, 1]` and zero.
+    /// Gradients of `hidden` and `head_weight` for the gradients `grad [n]` of the
+    /// log-probabilities and `grad_entropy [n]` of the entropies `entropy [n]`; the latter two are
+    /// read if `gradients.entropy`. Without `gradients.head` the second is `[1, 1]` and zero.
     #[fusion(meta = meta::lm_head_log_probs_backward)]
+    #[allow(clippy::too_many_arguments)]
     fn lm_head_log_probs_backward(
         hidden: FloatTensor<Self>,
         head_weight: FloatTensor<Self>,
         targets: IntTensor<Self>,
         log_sum_exp: FloatTensor<Self>,
+        entropy: FloatTensor<Self>,
         grad: FloatTensor<Self>,
+        grad_entropy: FloatTensor<Self>,
         plan: Arc<LmHeadPlan>,
-        head_gradient: bool,
+        gradients: HeadGradients,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         lm_head::generic::backward::<Self>(
             hidden,
             head_weight,
             targets,
             log_sum_exp,
+            entropy,
             grad,
+            grad_entropy,
             &plan,
-            head_gradient,
+            gradients,
         )
     }
 
@@ -145,7 +151,7 @@ mod meta {
     use burn::tensor::Shape;
 
     use crate::gather_rows::GatherPlan;
-    use crate::lm_head::LmHeadPlan;
+    use crate::lm_head::{EntropyOutput, HeadGradients, LmHeadPlan};
     use crate::precision::at_least_f32;
 
     pub(super) fn lm_head_log_probs(
@@ -153,7 +159,7 @@ mod meta {
         head_weight: &TensorSpec,
         _targets: &TensorSpec,
         plan: &Arc<LmHeadPlan>,
-        _entropy: &bool,
+        _entropy: &EntropyOutput,
     ) -> (TensorSpec, TensorSpec, TensorSpec) {
         let product = plan.product_dtype(hidden.dtype, head_weight.dtype);
         let dtype = at_least_f32(product.into()).into();
@@ -165,17 +171,20 @@ mod meta {
         )
     }
 
+    #[allow(clippy::too_many_arguments)]
     pub(super) fn lm_head_log_probs_backward(
         hidden: &TensorSpec,
         head_weight: &TensorSpec,
         _targets: &TensorSpec,
         _log_sum_exp: &TensorSpec,
+        _entropy: &TensorSpec,
         _grad: &TensorSpec,
+        _grad_entropy: &TensorSpec,
         _plan: &Arc<LmHeadPlan>,
-        head_gradient: &bool,
+        gradients: &HeadGradients,
     ) -> (TensorSpec, TensorSpec) {
         let mut grad_head = head_weight.clone();
-        if !head_gradient {
+        if !gradients.head {
             grad_head.shape = Shape::new([1, 1]);
         }
         (hidden.clone(), grad_head)

@@ -4,11 +4,15 @@
 //! `TREE_FIXTURES` names another folder of the same format. A model whose architecture the project
 //! does not have is listed as ignored, with the reason.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_tree_train::sft_loss;
+use burn_tree_train::objectives::{
+    ClipRange, KlEstimator, KlPenalty, PolicyMetrics, PpoOptions, Regularization, ppo_loss,
+};
+use burn_tree_train::{TokenLogProbs, sft_loss};
 use libtest_mimic::{Arguments, Failed, Trial};
 use tree_pack::{Aggregation, LossForm, Objective, OccurrenceBatch, Trajectory};
 use tree_training_examples::qwen3::weights::hf_gradients;
@@ -19,7 +23,7 @@ use tree_training_tests::oracle::loss::prediction_weights;
 use tree_training_tests::packing::Packing;
 use tree_training_tests::policy::{PolicyInputs, PolicyLoss, column};
 use tree_training_tests::step::{
-    Batching, Prediction, Step, packed_step, separate_step, separate_step_with,
+    Batching, Prediction, Step, packed_step, read, separate_step, separate_step_with,
 };
 use tree_training_tests::tensors::{HostTensor, NamedTensors, Tolerance};
 
@@ -370,64 +374,106 @@ impl Check {
         model: &Qwen3,
         objective: PolicyObjective,
     ) -> (Step, BTreeMap<&'static str, f64>) {
-        let parts = std::cell::RefCell::new(BTreeMap::new());
-        let loss = |log_probs: Tensor<1>, inputs: PolicyInputs| {
-            let loss = PolicyLoss::new(log_probs, &inputs, objective);
-            let scalar = |tensor: &Tensor<1>| tree_training_tests::step::read(tensor)[0];
-            let mut parts = parts.borrow_mut();
-            *parts.entry("grpo").or_insert(0.0) += scalar(&loss.total(objective));
-            *parts.entry("grpo_pg").or_insert(0.0) += scalar(&loss.surrogate);
-            *parts.entry("grpo_k3").or_insert(0.0) += scalar(&loss.divergence);
-            *parts.entry("grpo_clip_frac").or_insert(0.0) += loss.clipped;
-            loss.total(objective)
-        };
-        let (per_occurrence, mean) = (Objective::PerOccurrence, Aggregation::TokenMean);
-        let step = match self.run {
-            Run::Alone => {
-                let weights = prediction_weights(&self.trajectories, per_occurrence, mean);
-                separate_step_with(model, &self.trajectories, &self.device, |index| {
-                    let trajectory = &self.trajectories[index];
-                    let tokens: Vec<usize> = (1..trajectory.len())
-                        .filter(|&t| trajectory.is_trained(t))
-                        .collect();
-                    let values = |value: &dyn Fn(usize) -> f64| {
-                        column(
-                            tokens.iter().map(|&t| value(t)).collect(),
-                            DTYPE,
-                            &self.device,
-                        )
-                    };
-                    let input = |value: Option<f32>| f64::from(value.expect("an input"));
-                    let inputs = PolicyInputs {
-                        advantages: values(&|t| input(trajectory.advantage_of(t))),
-                        old: values(&|t| input(trajectory.old_log_prob_of(t))),
-                        reference: values(&|t| input(trajectory.ref_log_prob_of(t))),
-                        weights: values(&|t| weights[index][t - 1]),
-                    };
-                    (tokens, |log_probs| loss(log_probs, inputs))
-                })
-            }
+        match self.run {
+            Run::Alone => self.policy_alone(model, objective),
             Run::Packed {
                 packing, batching, ..
-            } => {
-                let packed =
-                    packing.pack_for(&self.trajectories, per_occurrence, mean, LossForm::PerToken);
-                let loss = |log_probs: Tensor<1>, columns: &OccurrenceBatch| {
-                    let inputs = PolicyInputs {
-                        advantages: columns.advantages.clone().expect("advantages"),
-                        old: columns
-                            .old_log_probs
-                            .clone()
-                            .expect("old log-probabilities"),
-                        reference: columns.ref_log_probs.clone().expect("reference"),
-                        weights: columns.weights.clone(),
-                    };
-                    loss(log_probs, inputs)
-                };
-                packed_step(model, &packed, batching, DTYPE, &self.device, loss)
-            }
-        };
+            } => self.policy_packed(model, objective, packing, batching),
+        }
+    }
+
+    /// Each sequence alone, from plain tensor operations.
+    fn policy_alone(
+        &self,
+        model: &Qwen3,
+        objective: PolicyObjective,
+    ) -> (Step, BTreeMap<&'static str, f64>) {
+        let parts = RefCell::new(BTreeMap::new());
+        let (per_occurrence, mean) = (Objective::PerOccurrence, Aggregation::TokenMean);
+        let weights = prediction_weights(&self.trajectories, per_occurrence, mean);
+        let step = separate_step_with(model, &self.trajectories, &self.device, |index| {
+            let trajectory = &self.trajectories[index];
+            let tokens: Vec<usize> = (1..trajectory.len())
+                .filter(|&t| trajectory.is_trained(t))
+                .collect();
+            let values = |value: &dyn Fn(usize) -> f64| {
+                column(
+                    tokens.iter().map(|&t| value(t)).collect(),
+                    DTYPE,
+                    &self.device,
+                )
+            };
+            let input = |value: Option<f32>| f64::from(value.expect("an input"));
+            let inputs = PolicyInputs {
+                advantages: values(&|t| input(trajectory.advantage_of(t))),
+                old: values(&|t| input(trajectory.old_log_prob_of(t))),
+                reference: values(&|t| input(trajectory.ref_log_prob_of(t))),
+                weights: values(&|t| weights[index][t - 1]),
+            };
+            let parts = &parts;
+            (tokens, move |log_probs| {
+                let loss = PolicyLoss::new(log_probs, &inputs, objective);
+                let mut parts = parts.borrow_mut();
+                *parts.entry("grpo").or_insert(0.0) += read(&loss.total(objective))[0];
+                *parts.entry("grpo_pg").or_insert(0.0) += read(&loss.surrogate)[0];
+                *parts.entry("grpo_k3").or_insert(0.0) += read(&loss.divergence)[0];
+                *parts.entry("grpo_clip_frac").or_insert(0.0) += loss.clipped;
+                loss.total(objective)
+            })
+        });
         (step, parts.into_inner())
+    }
+
+    fn policy_packed(
+        &self,
+        model: &Qwen3,
+        objective: PolicyObjective,
+        packing: Packing,
+        batching: Batching,
+    ) -> (Step, BTreeMap<&'static str, f64>) {
+        let surrogate = PpoOptions {
+            clip: ClipRange::symmetric(objective.clip_eps),
+            ..PpoOptions::default()
+        };
+        let kl = KlPenalty {
+            coefficient: objective.kl_coef,
+            estimator: KlEstimator::K3,
+        };
+        let options = PpoOptions {
+            regularization: Regularization {
+                kl: Some(kl),
+                ..Regularization::default()
+            },
+            ..surrogate
+        };
+        let (per_occurrence, mean) = (Objective::PerOccurrence, Aggregation::TokenMean);
+        let form = PpoOptions::LOSS_FORM;
+        let packed = packing.pack_for(&self.trajectories, per_occurrence, mean, form);
+        let metrics = RefCell::new(PolicyMetrics::default());
+        let surrogates = RefCell::new(0.0);
+        let loss = |log_probs: Tensor<1>, columns: &OccurrenceBatch| {
+            let head = TokenLogProbs {
+                log_probs,
+                entropy: None,
+            };
+            let part = ppo_loss(head.clone(), columns, &surrogate).0;
+            *surrogates.borrow_mut() += read(&part)[0];
+            let (loss, of_pack) = ppo_loss(head, columns, &options);
+            metrics.borrow_mut().merge(of_pack);
+            loss
+        };
+        let step = packed_step(model, &packed, batching, DTYPE, &self.device, loss);
+        let metrics = metrics.into_inner().read();
+        let parts = BTreeMap::from([
+            ("grpo", step.loss),
+            ("grpo_pg", surrogates.into_inner()),
+            ("grpo_k3", metrics.ref_kl.expect("there is a reference")),
+            (
+                "grpo_clip_frac",
+                metrics.clip_fraction_low + metrics.clip_fraction_high,
+            ),
+        ]);
+        (step, parts)
     }
 
     /// The gradients by key and in the layout of the weights' file, zero where there is none.

@@ -6,7 +6,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use crate::gather_rows::{self, GatherPlan};
-use crate::lm_head::{self, LmHeadPlan};
+use crate::lm_head::{self, EntropyOutput, LmHeadPlan};
 use crate::{TreeTrainOps, grouped_linear, rms_norm, swiglu};
 
 impl<B: TreeTrainOps, C: CheckpointStrategy> TreeTrainOps for Autodiff<B, C> {
@@ -15,7 +15,7 @@ impl<B: TreeTrainOps, C: CheckpointStrategy> TreeTrainOps for Autodiff<B, C> {
         head_weight: FloatTensor<Self>,
         targets: IntTensor<Self>,
         plan: Arc<LmHeadPlan>,
-        entropy: bool,
+        entropy: EntropyOutput,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         lm_head::autodiff_forward::<B, C>(hidden, head_weight, targets, plan, entropy)
     }

@@ -8,7 +8,7 @@ use burn_cubecl::CubeBackend;
 use tree_training_cube::has_kernels;
 
 use crate::gather_rows::{self, GatherPlan};
-use crate::lm_head::{self, LmHeadPlan};
+use crate::lm_head::{self, EntropyOutput, HeadGradients, LmHeadPlan};
 use crate::{TreeTrainOps, rms_norm, swiglu};
 
 /// Tells who asks (target `burn_tree_train`, level debug) which implementation of an operation
@@ -36,7 +36,7 @@ impl TreeTrainOps for CubeBackend {
         head_weight: FloatTensor<Self>,
         targets: IntTensor<Self>,
         plan: Arc<LmHeadPlan>,
-        entropy: bool,
+        entropy: EntropyOutput,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         kernel_if!(
             lm_head::kernel::supports(&hidden, &head_weight, &plan),
@@ -51,9 +51,11 @@ impl TreeTrainOps for CubeBackend {
         head_weight: FloatTensor<Self>,
         targets: IntTensor<Self>,
         log_sum_exp: FloatTensor<Self>,
+        entropy: FloatTensor<Self>,
         grad: FloatTensor<Self>,
+        grad_entropy: FloatTensor<Self>,
         plan: Arc<LmHeadPlan>,
-        head_gradient: bool,
+        gradients: HeadGradients,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         kernel_if!(
             lm_head::kernel::supports(&hidden, &head_weight, &plan),
@@ -63,18 +65,22 @@ impl TreeTrainOps for CubeBackend {
                 head_weight,
                 targets,
                 log_sum_exp,
+                entropy,
                 grad,
+                grad_entropy,
                 &plan,
-                head_gradient
+                gradients
             ),
             generic(
                 hidden,
                 head_weight,
                 targets,
                 log_sum_exp,
+                entropy,
                 grad,
+                grad_entropy,
                 &plan,
-                head_gradient
+                gradients
             )
         )
     }

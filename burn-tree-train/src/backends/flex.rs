@@ -11,8 +11,8 @@ use burn::backend::{
 use burn::tensor::{Bytes, DType, Shape};
 use burn_flex::{FlexTensor, Layout};
 
-use crate::lm_head::native::Pick;
-use crate::lm_head::{self, LmHeadChunk, LmHeadPlan};
+use crate::lm_head::native::{EntropyGrad, Pick};
+use crate::lm_head::{self, EntropyOutput, HeadGradients, LmHeadChunk, LmHeadPlan};
 use crate::native::Number;
 use crate::primitive::int_tensor;
 use crate::{TreeTrainOps, rms_norm, swiglu};
@@ -23,7 +23,7 @@ impl TreeTrainOps for Flex {
         head_weight: FloatTensor<Self>,
         targets: IntTensor<Self>,
         plan: Arc<LmHeadPlan>,
-        entropy: bool,
+        entropy: EntropyOutput,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         match head_dtype(&plan, &[&hidden, &head_weight]) {
             Some(DType::F32) => head_forward::<f32>(&hidden, head_weight, targets, &plan, entropy),
@@ -37,11 +37,21 @@ impl TreeTrainOps for Flex {
         head_weight: FloatTensor<Self>,
         targets: IntTensor<Self>,
         log_sum_exp: FloatTensor<Self>,
+        entropy: FloatTensor<Self>,
         grad: FloatTensor<Self>,
+        grad_entropy: FloatTensor<Self>,
         plan: Arc<LmHeadPlan>,
-        head_gradient: bool,
+        gradients: HeadGradients,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let dtype = head_dtype(&plan, &[&hidden, &head_weight, &log_sum_exp, &grad]);
+        let tensors = [
+            &hidden,
+            &head_weight,
+            &log_sum_exp,
+            &entropy,
+            &grad,
+            &grad_entropy,
+        ];
+        let dtype = head_dtype(&plan, &tensors);
         let backward = match dtype {
             Some(DType::F32) => head_backward::<f32>,
             Some(DType::F64) => head_backward::<f64>,
@@ -52,9 +62,11 @@ impl TreeTrainOps for Flex {
             head_weight,
             targets,
             log_sum_exp,
+            entropy,
             grad,
+            grad_entropy,
             &plan,
-            head_gradient,
+            gradients,
         )
     }
 
@@ -173,8 +185,9 @@ fn head_forward<T: Number>(
     head_weight: FlexTensor,
     targets: FlexTensor,
     plan: &LmHeadPlan,
-    entropy: bool,
+    entropy: EntropyOutput,
 ) -> (FlexTensor, FlexTensor, FlexTensor) {
+    let entropy = entropy != EntropyOutput::None;
     let vocab = head_weight.shape()[0];
     let targets = host_targets(targets, vocab);
     let mut log_probs = Vec::with_capacity(plan.occurrences());
@@ -197,19 +210,29 @@ fn head_forward<T: Number>(
     (vector(log_probs), vector(log_sum_exps), vector(entropies))
 }
 
+#[allow(clippy::too_many_arguments)]
 fn head_backward<T: Number>(
     hidden: FlexTensor,
     head_weight: FlexTensor,
     targets: FlexTensor,
     log_sum_exp: FlexTensor,
+    entropy: FlexTensor,
     grad: FlexTensor,
+    grad_entropy: FlexTensor,
     plan: &LmHeadPlan,
-    head_gradient: bool,
+    gradients: HeadGradients,
 ) -> (FlexTensor, FlexTensor) {
     let [vocab, width] = head_weight.shape().dims();
     let targets = host_targets(targets, vocab);
     let log_sum_exp = log_sum_exp.to_contiguous();
     let grad = grad.to_contiguous();
+    let entropies = gradients.entropy.then(|| {
+        entropy_grads::<T>(
+            &entropy.to_contiguous(),
+            &grad_entropy.to_contiguous(),
+            plan,
+        )
+    });
     let mut grad_hidden = vec![T::ZERO; hidden.shape().num_elements()];
     let mut grad_head: Option<FlexTensor> = None;
     for chunk in &lm_head::generic::chunks(plan, vocab) {
@@ -220,6 +243,7 @@ fn head_backward<T: Number>(
             vocab,
             &log_sum_exp.storage::<T>()[chunk.slots.clone()],
             &picks,
+            entropies.as_ref().map(|of| &of[chunk.slots.clone()]),
         );
         let rows = Flex::float_matmul(logits.clone(), head_weight.clone());
         for (row, &place) in rows
@@ -229,7 +253,7 @@ fn head_backward<T: Number>(
         {
             grad_hidden[place as usize * width..][..width].copy_from_slice(row);
         }
-        if head_gradient {
+        if gradients.head {
             let part = Flex::float_matmul(Flex::float_transpose(logits), states);
             grad_head = Some(match grad_head {
                 Some(sum) => Flex::float_add(sum, part),
@@ -237,11 +261,31 @@ fn head_backward<T: Number>(
             });
         }
     }
-    let grad_head = grad_head.unwrap_or_else(|| match head_gradient {
+    let grad_head = grad_head.unwrap_or_else(|| match gradients.head {
         true => FlexTensor::zeros(head_weight.shape(), T::dtype()),
         false => FlexTensor::zeros([1, 1].into(), T::dtype()),
     });
     (tensor(grad_hidden, hidden.shape()), grad_head)
+}
+
+/// Entropy of each distinct row, and the sum of its gradients.
+fn entropy_grads<T: Number>(
+    entropy: &FlexTensor,
+    grad: &FlexTensor,
+    plan: &LmHeadPlan,
+) -> Vec<EntropyGrad<T>> {
+    let none = EntropyGrad {
+        entropy: T::ZERO,
+        grad: T::ZERO,
+    };
+    let mut rows = vec![none; plan.projected_rows()];
+    let occurrences = entropy.storage::<T>().iter().zip(grad.storage::<T>());
+    for (&slot, (&entropy, &grad)) in plan.slots().iter().zip(occurrences) {
+        let row = &mut rows[slot as usize];
+        row.entropy = entropy;
+        row.grad += grad;
+    }
+    rows
 }
 
 /// The states of a chunk's rows and their logits, which nobody else holds.
@@ -386,33 +430,31 @@ mod tests {
             let grad = numbers([count], 3);
             let inputs = || (hidden.clone(), head.clone(), targets.clone());
             let (h, w, t) = inputs();
-            let found = Flex::lm_head_log_probs(h, w, t, plan.clone(), true);
+            let found = Flex::lm_head_log_probs(h, w, t, plan.clone(), EntropyOutput::Value);
             let (h, w, t) = inputs();
-            let expected = lm_head::generic::forward::<Flex>(h, w, t, &plan, true);
+            let expected = lm_head::generic::forward::<Flex>(h, w, t, &plan, EntropyOutput::Value);
             assert_close(found.0, expected.0);
-            assert_close(found.1.clone(), expected.1);
-            assert_close(found.2, expected.2);
-            for head_gradient in [true, false] {
+            assert_close(found.1.clone(), expected.1.clone());
+            assert_close(found.2, expected.2.clone());
+            let of_entropy = numbers([count], 4);
+            for (head, entropy) in [(true, true), (true, false), (false, true), (false, false)] {
+                let gradients = HeadGradients { head, entropy };
                 let (h, w, t) = inputs();
-                let (sums, g) = (found.1.clone(), grad.clone());
-                let found =
-                    Flex::lm_head_log_probs_backward(h, w, t, sums, g, plan.clone(), head_gradient);
+                let (sums, e) = (found.1.clone(), expected.2.clone());
+                let (g, ge) = (grad.clone(), of_entropy.clone());
+                let found = Flex::lm_head_log_probs_backward(
+                    h, w, t, sums, e, g, ge, plan.clone(), gradients,
+                );
                 let (h, w, t) = inputs();
-                let (sums, g) = (expected_sums(&inputs(), &plan), grad.clone());
-                let expected =
-                    lm_head::generic::backward::<Flex>(h, w, t, sums, g, &plan, head_gradient);
+                let (sums, e) = (expected.1.clone(), expected.2.clone());
+                let (g, ge) = (grad.clone(), of_entropy.clone());
+                let expected = lm_head::generic::backward::<Flex>(
+                    h, w, t, sums, e, g, ge, &plan, gradients,
+                );
                 assert_close(found.0, expected.0);
                 assert_close(found.1, expected.1);
             }
         }
-    }
-
-    fn expected_sums(
-        (hidden, head, targets): &(FlexTensor, FlexTensor, FlexTensor),
-        plan: &LmHeadPlan,
-    ) -> FlexTensor {
-        let (hidden, head, targets) = (hidden.clone(), head.clone(), targets.clone());
-        lm_head::generic::forward::<Flex>(hidden, head, targets, plan, false).1
     }
 
     #[test]

@@ -10,6 +10,19 @@ use super::{LmHeadError, LmHeadPlan};
 use crate::TreeTrainOps;
 use crate::precision::at_least_f32;
 
+/// Whether [`token_log_probs`] computes the entropy of the predictions, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EntropyOutput {
+    /// No.
+    #[default]
+    None,
+    /// A value without gradient, for metrics.
+    Value,
+    /// With a gradient, for an entropy bonus: one backward pass computes it together with that of
+    /// the log-probabilities.
+    Differentiable,
+}
+
 /// Options of [`token_log_probs`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LmHeadOptions {
@@ -17,7 +30,7 @@ pub struct LmHeadOptions {
     /// at least 256; on CubeCL runtimes as many as give 2^27 logits.
     pub chunk_rows: Option<usize>,
     /// Whether to compute the entropy of the predictions, too.
-    pub entropy: bool,
+    pub entropy: EntropyOutput,
     /// The dtype in which states, head and the gradients of logits are rounded before they are
     /// multiplied; the wider one of states and head if `None`. On CubeCL runtimes the products
     /// sum and return f32 all the same, so that bf16 gives what automatic mixed precision does,
@@ -30,8 +43,7 @@ pub struct LmHeadOptions {
 pub struct TokenLogProbs {
     /// `[n]` log p(target | row), in at least f32.
     pub log_probs: Tensor<1>,
-    /// `[n]` entropy in nats of the row's distribution over the vocabulary; a value without
-    /// gradient.
+    /// `[n]` entropy in nats of the row's distribution over the vocabulary, if asked for.
     pub entropy: Option<Tensor<1>>,
 }
 
@@ -136,7 +148,11 @@ pub fn try_token_log_probs(
             .cast(dtype)
             .select(0, nothing);
         return Ok(TokenLogProbs {
-            entropy: options.entropy.then(|| none.clone().detach()),
+            entropy: match options.entropy {
+                EntropyOutput::None => None,
+                EntropyOutput::Value => Some(none.clone().detach()),
+                EntropyOutput::Differentiable => Some(none.clone()),
+            },
             log_probs: none,
         });
     }
@@ -149,6 +165,6 @@ pub fn try_token_log_probs(
     );
     Ok(TokenLogProbs {
         log_probs: Tensor::from_dispatch(log_probs),
-        entropy: options.entropy.then(|| Tensor::from_dispatch(entropy)),
+        entropy: (options.entropy != EntropyOutput::None).then(|| Tensor::from_dispatch(entropy)),
     })
 }

@@ -6,8 +6,8 @@ use burn::backend::{
 };
 use burn::tensor::{DType, FloatDType, IntDType, Shape, Slice};
 
-use super::LmHeadPlan;
 use super::plan::LmHeadChunk;
+use super::{EntropyOutput, HeadGradients, LmHeadPlan};
 use crate::gather_rows;
 use crate::precision::at_least_f32;
 use crate::primitive::int_tensor;
@@ -31,8 +31,9 @@ pub(crate) fn forward<B: Backend>(
     head_weight: FloatTensor<B>,
     targets: IntTensor<B>,
     plan: &LmHeadPlan,
-    entropy: bool,
+    entropy: EntropyOutput,
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
+    let entropy = entropy != EntropyOutput::None;
     let head = Head::<B>::new(&hidden, head_weight, plan);
     let device = hidden.device();
     let mut log_probs = Vec::new();
@@ -72,14 +73,17 @@ pub(crate) fn forward<B: Backend>(
 }
 
 /// See [`crate::TreeTrainOps::lm_head_log_probs_backward`].
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn backward<B: Backend>(
     hidden: FloatTensor<B>,
     head_weight: FloatTensor<B>,
     targets: IntTensor<B>,
     log_sum_exp: FloatTensor<B>,
+    entropy: FloatTensor<B>,
     grad: FloatTensor<B>,
+    grad_entropy: FloatTensor<B>,
     plan: &LmHeadPlan,
-    head_gradient: bool,
+    gradients: HeadGradients,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
     let device = hidden.device();
     let (hidden_dtype, head_dtype) = (hidden.dtype(), head_weight.dtype());
@@ -87,7 +91,7 @@ pub(crate) fn backward<B: Backend>(
     let head = Head::<B>::new(&hidden, head_weight, plan);
     let accumulation = at_least_f32(head.product.into());
     let mut grad_rows = Vec::new();
-    let grad_head_shape = if head_gradient {
+    let grad_head_shape = if gradients.head {
         head_shape
     } else {
         Shape::new([1, 1])
@@ -98,24 +102,34 @@ pub(crate) fn backward<B: Backend>(
         let rows = chunk.slots.len();
         let log_sum_exp = B::float_slice(log_sum_exp.clone(), &[slice(&chunk.slots)]);
         let log_sum_exp = B::float_reshape(log_sum_exp, Shape::new([rows, 1]));
-        let probabilities = B::float_exp(B::float_sub(logits, log_sum_exp));
+        let row_log_probs = B::float_sub(logits, log_sum_exp);
+        let probabilities = B::float_exp(row_log_probs.clone());
 
         // d log p(target) / d logits = onehot(target) - p, summed over the row's occurrences.
         let slots = chunk_slots::<B>(plan, chunk, &device);
         let grad = B::float_slice(grad.clone(), &[slice(&chunk.occurrences)]);
         let grad = B::float_cast(grad, accumulation);
-        let row_grad = B::float_select_assign(
-            B::float_zeros(Shape::new([rows]), &device, accumulation),
-            0,
-            slots.clone(),
-            grad.clone(),
-            IndexingUpdateOp::Add,
-        );
-        let row_grad = B::float_reshape(B::float_neg(row_grad), Shape::new([rows, 1]));
+        let row_sums = |values: FloatTensor<B>| {
+            let zeros = B::float_zeros(Shape::new([rows]), &device, accumulation);
+            let slots = slots.clone();
+            let sums = B::float_select_assign(zeros, 0, slots, values, IndexingUpdateOp::Add);
+            B::float_reshape(sums, Shape::new([rows, 1]))
+        };
+        let mut factors = row_sums(grad.clone());
+        if gradients.entropy {
+            // d H / d logits = -p (ln p + H)
+            let grad_entropy = B::float_slice(grad_entropy.clone(), &[slice(&chunk.occurrences)]);
+            let grad_entropy = row_sums(B::float_cast(grad_entropy, accumulation));
+            let firsts = &plan.occurrence_starts()[chunk.slots.clone()];
+            let row_entropy = B::float_select(entropy.clone(), 0, int_tensor::<B>(firsts, &device));
+            let row_entropy = B::float_reshape(row_entropy, Shape::new([rows, 1]));
+            let excess = B::float_add(row_log_probs, row_entropy);
+            factors = B::float_add(B::float_mul(excess, grad_entropy), factors);
+        }
         let grad_logits = B::float_select_assign(
-            flatten::<B>(B::float_mul(probabilities, row_grad)),
+            flatten::<B>(B::float_neg(B::float_mul(probabilities, factors))),
             0,
-            flat_targets::<B>(&targets, slots, chunk, head.vocab),
+            flat_targets::<B>(&targets, slots.clone(), chunk, head.vocab),
             grad,
             IndexingUpdateOp::Add,
         );
@@ -123,7 +137,7 @@ pub(crate) fn backward<B: Backend>(
         let grad_logits = B::float_cast(grad_logits, head.product);
 
         grad_rows.push(B::float_matmul(grad_logits.clone(), head.weight.clone()));
-        if head_gradient {
+        if gradients.head {
             let part = B::float_matmul(B::float_transpose(grad_logits), states);
             grad_head = B::float_add(grad_head, B::float_cast(part, accumulation));
         }

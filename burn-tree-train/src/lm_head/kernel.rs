@@ -22,7 +22,7 @@ use tree_training_cube::{
     plane_width, row_max, row_sum, units_per_cube, vector_size,
 };
 
-use super::LmHeadPlan;
+use super::{EntropyOutput, HeadGradients, LmHeadPlan};
 use crate::gather_rows;
 
 /// Where the occurrences of each projected row start.
@@ -130,15 +130,17 @@ fn softmax_kernel<I: Int, N: Size>(
 }
 
 /// Logits of a chunk of the vocabulary -> their gradient: the sum over the row's occurrences of
-/// `grad * (onehot(target) - p)`. A cube has a block of columns of one row. With `in_place`,
-/// `output` is `logits`.
+/// `grad * (onehot(target) - p) - grad_entropy * p * (ln p + H)`, the second if `entropy`. A cube
+/// has a block of columns of one row. With `in_place`, `output` is `logits`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn gradient_kernel<O: Float, I: Int, N: Size>(
     logits: &[Vector<f32, N>],
     targets: &[I],
     starts: &[u32],
     log_sum_exps: &[f32],
+    entropies: &[f32],
     grads: &[f32],
+    entropy_grads: &[f32],
     output: &mut [Vector<O, N>],
     rows: usize,
     width: usize,
@@ -146,6 +148,7 @@ fn gradient_kernel<O: Float, I: Int, N: Size>(
     output_stride: usize,
     first_token: usize,
     blocks: usize,
+    #[comptime] entropy: bool,
     #[comptime] in_place: bool,
     #[comptime] groups: RowGroups,
     #[define(O, I)] _dtypes: [ElemType; 2],
@@ -174,11 +177,29 @@ fn gradient_kernel<O: Float, I: Int, N: Size>(
     }
     let total = row_sum(part, groups);
     let log_sum_exp = log_sum_exps[row];
+    let mut entropy_grad = 0.0f32;
+    let mut row_entropy = 0.0f32;
+    if comptime!(entropy) {
+        let mut entropy_part = 0.0f32;
+        let mut occurrence = start + UNIT_POS as usize;
+        while occurrence < end {
+            entropy_part += entropy_grads[occurrence];
+            occurrence += units;
+        }
+        entropy_grad = row_sum(entropy_part, groups);
+        row_entropy = entropies[start];
+    }
 
     let mut column = first_column + UNIT_POS as usize;
     while column < end_column {
-        let p = (logits[base + column] - Vector::new(log_sum_exp)).exp();
-        output[output_base + column] = Vector::cast_from(-(p * Vector::new(total)));
+        let log_p = logits[base + column] - Vector::new(log_sum_exp);
+        output[output_base + column] = Vector::cast_from(off_target::<N>(
+            log_p,
+            total,
+            entropy_grad,
+            row_entropy,
+            entropy,
+        ));
         column += units;
     }
     sync_storage();
@@ -205,8 +226,8 @@ fn gradient_kernel<O: Float, I: Int, N: Size>(
                 let mut value = if comptime!(in_place) {
                     Vector::<f32, N>::cast_from(output[output_base + column])
                 } else {
-                    let p = (logits[base + column] - Vector::new(log_sum_exp)).exp();
-                    -(p * Vector::new(total))
+                    let log_p = logits[base + column] - Vector::new(log_sum_exp);
+                    off_target::<N>(log_p, total, entropy_grad, row_entropy, entropy)
                 };
                 for other in occurrence..end {
                     let other_target = usize::cast_from(targets[other]);
@@ -224,6 +245,24 @@ fn gradient_kernel<O: Float, I: Int, N: Size>(
     }
 }
 
+/// The gradient of a logit apart from what its being a target adds.
+#[cube]
+fn off_target<N: Size>(
+    log_p: Vector<f32, N>,
+    total: f32,
+    entropy_grad: f32,
+    row_entropy: f32,
+    #[comptime] entropy: bool,
+) -> Vector<f32, N> {
+    let p = log_p.exp();
+    if comptime!(entropy) {
+        let excess = log_p + Vector::new(row_entropy);
+        -(p * (Vector::new(total) + excess * Vector::new(entropy_grad)))
+    } else {
+        -(p * Vector::new(total))
+    }
+}
+
 /// Whether these tensors and this plan have kernels.
 pub(crate) fn supports(hidden: &CubeTensor, head_weight: &CubeTensor, plan: &LmHeadPlan) -> bool {
     has_kernels(&[hidden, head_weight])
@@ -236,8 +275,9 @@ pub(crate) fn forward(
     head_weight: CubeTensor,
     targets: IntTensor<CubeBackend>,
     plan: &LmHeadPlan,
-    entropy: bool,
+    entropy: EntropyOutput,
 ) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let entropy = entropy != EntropyOutput::None;
     let head = Head::new(hidden, head_weight, targets, plan);
     let [vocab, _] = head.shape();
     let occurrences = plan.occurrences();
@@ -286,16 +326,27 @@ pub(crate) fn forward(
 }
 
 /// See [`crate::TreeTrainOps::lm_head_log_probs_backward`].
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn backward(
     hidden: CubeTensor,
     head_weight: CubeTensor,
     targets: IntTensor<CubeBackend>,
     log_sum_exps: CubeTensor,
+    entropies: CubeTensor,
     grad: CubeTensor,
+    grad_entropy: CubeTensor,
     plan: &LmHeadPlan,
-    head_gradient: bool,
+    gradients: HeadGradients,
 ) -> (CubeTensor, CubeTensor) {
-    let [log_sum_exps, grad] = contiguous([log_sum_exps, grad]);
+    let [log_sum_exps, entropies, grad, grad_entropy] =
+        contiguous([log_sum_exps, entropies, grad, grad_entropy]);
+    let of = OccurrenceGradients {
+        log_sum_exps,
+        entropies,
+        grad,
+        grad_entropy,
+        entropy: gradients.entropy,
+    };
     let (hidden_dtype, head_dtype) = (hidden.dtype, head_weight.dtype);
     let head = Head::new(hidden, head_weight, targets, plan);
     let [vocab, width] = head.shape();
@@ -309,14 +360,14 @@ pub(crate) fn backward(
     };
     for first in (0..vocab).step_by(columns) {
         let tokens = first..vocab.min(first + columns);
-        let grad_logits = head.grad_logits(&log_sum_exps, &grad, tokens.clone());
+        let grad_logits = head.grad_logits(&of, tokens.clone());
         let rows = slice_rows(&head.weight, tokens.clone());
         let part = product(grad_logits.clone(), rows, DType::F32);
         grad_states = Some(match grad_states {
             Some(sum) => CubeBackend::float_add(sum, part),
             None => part,
         });
-        if head_gradient {
+        if gradients.head {
             let grad_logits = CubeBackend::float_transpose(grad_logits);
             let part = product(grad_logits, head.states.clone(), head_dtype);
             grad_head = Some(match columns >= vocab {
@@ -335,6 +386,19 @@ pub(crate) fn backward(
         CubeBackend::float_zeros([1, 1].into(), &head.weight.device, head_dtype.into())
     });
     (grad_hidden, grad_head)
+}
+
+/// What the gradient of the logits is made of.
+struct OccurrenceGradients {
+    /// `[projected rows]`
+    log_sum_exps: CubeTensor,
+    /// `[n]`, read if `entropy`.
+    entropies: CubeTensor,
+    /// `[n]`
+    grad: CubeTensor,
+    /// `[n]`, read if `entropy`.
+    grad_entropy: CubeTensor,
+    entropy: bool,
 }
 
 /// What both directions start from.
@@ -390,12 +454,7 @@ impl<'a> Head<'a> {
 
     /// The gradient of the logits of some tokens, `[projected rows, tokens]`, in the dtype of the
     /// products.
-    fn grad_logits(
-        &self,
-        log_sum_exps: &CubeTensor,
-        grad: &CubeTensor,
-        tokens: std::ops::Range<usize>,
-    ) -> CubeTensor {
+    fn grad_logits(&self, of: &OccurrenceGradients, tokens: std::ops::Range<usize>) -> CubeTensor {
         let rows = self.plan.projected_rows();
         let client = self.weight.client.clone();
         let logits = product(
@@ -426,8 +485,10 @@ impl<'a> Head<'a> {
                 logits.clone().into_buffer_arg(),
                 self.targets.clone().into_buffer_arg(),
                 self.starts.arg(),
-                log_sum_exps.clone().into_buffer_arg(),
-                grad.clone().into_buffer_arg(),
+                of.log_sum_exps.clone().into_buffer_arg(),
+                of.entropies.clone().into_buffer_arg(),
+                of.grad.clone().into_buffer_arg(),
+                of.grad_entropy.clone().into_buffer_arg(),
                 match in_place {
                     true => output.as_tensor_alias(0).into_buffer_arg(),
                     false => output.clone().into_buffer_arg(),
@@ -438,6 +499,7 @@ impl<'a> Head<'a> {
                 output_stride / vector,
                 tokens.start,
                 blocks,
+                of.entropy,
                 in_place,
                 groups,
                 [elem(dtype), elem(self.targets.dtype)],

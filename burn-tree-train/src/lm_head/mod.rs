@@ -11,7 +11,9 @@ mod plan;
 pub mod reference;
 
 pub(crate) use autodiff::forward as autodiff_forward;
-pub use function::{LmHeadOptions, TokenLogProbs, token_log_probs, try_token_log_probs};
+pub use function::{
+    EntropyOutput, LmHeadOptions, TokenLogProbs, token_log_probs, try_token_log_probs,
+};
 #[cfg(feature = "flex")]
 pub(crate) use plan::LmHeadChunk;
-pub use plan::{LmHeadError, LmHeadPlan};
+pub use plan::{HeadGradients, LmHeadError, LmHeadPlan};

@@ -68,6 +68,23 @@ vectorised_fn! {
     }
 }
 
+vectorised_fn! {
+    /// Logits -> `-p * (total + grad * (ln p + entropy))`.
+    fn grad_row_with_entropy<T: Number>(row: &mut [T], log_sum_exp: T, total: T, of: EntropyGrad<T>) {
+        for x in row.iter_mut() {
+            let log_p = *x - log_sum_exp;
+            *x = -(log_p.exp() * (total + of.grad * (log_p + of.entropy)));
+        }
+    }
+}
+
+/// The entropy of a row and its gradient, summed over the row's picks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EntropyGrad<T> {
+    pub(crate) entropy: T,
+    pub(crate) grad: T,
+}
+
 /// Consumes `logits [rows, vocab]`; `picks` are those of each row.
 pub(crate) fn forward<T: Number>(
     logits: &mut [T],
@@ -101,23 +118,28 @@ pub(crate) fn forward<T: Number>(
 }
 
 /// Replaces `logits [rows, vocab]` by their gradient: the sum over the row's picks of
-/// `grad * (onehot(target) - p)`.
+/// `grad * (onehot(target) - p)`, and that by the entropy of each row if given.
 pub(crate) fn backward<T: Number>(
     logits: &mut [T],
     vocab: usize,
     log_sum_exp: &[T],
     picks: &[Vec<Pick<T>>],
+    entropies: Option<&[EntropyGrad<T>]>,
 ) {
     logits
         .par_chunks_mut(vocab)
         .zip(log_sum_exp)
         .zip(picks)
-        .for_each(|((row, &log_sum_exp), picks)| {
+        .enumerate()
+        .for_each(|(index, ((row, &log_sum_exp), picks))| {
             let mut total = T::ZERO;
             for pick in picks {
                 total += pick.grad;
             }
-            grad_row(row, log_sum_exp, total);
+            match entropies {
+                None => grad_row(row, log_sum_exp, total),
+                Some(of) => grad_row_with_entropy(row, log_sum_exp, total, of[index]),
+            }
             for pick in picks {
                 row[pick.target] += pick.grad;
             }

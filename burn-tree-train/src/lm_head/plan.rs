@@ -22,6 +22,16 @@ pub struct LmHeadPlan {
     pub(super) device_starts: super::kernel::StartsCache,
 }
 
+/// Which gradients a backward pass computes besides that of the hidden states by the
+/// log-probabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadGradients {
+    /// That of the head.
+    pub head: bool,
+    /// Those by the entropies.
+    pub entropy: bool,
+}
+
 /// One chunk: `slots` is a range of [`LmHeadPlan::rows`], `occurrences` the occurrences that read
 /// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,7 +135,6 @@ impl LmHeadPlan {
     }
 
     /// For each distinct row the first of its occurrences, and their number at the end.
-    #[cfg(feature = "cubecl-backend")]
     pub(super) fn occurrence_starts(&self) -> Vec<u32> {
         let mut starts = vec![0; self.projected_rows() + 1];
         for &slot in &self.slots {

@@ -54,7 +54,7 @@ pub struct Regularization {
     /// Penalty on the divergence from the reference policy; needs reference log-probabilities.
     pub kl: Option<KlPenalty>,
     /// Factor of the entropy of the predictions, which is subtracted from the loss; needs
-    /// an entropy with gradient unless it is 0.
+    /// [`crate::EntropyOutput::Differentiable`] unless it is 0.
     pub entropy_coefficient: f64,
 }
 

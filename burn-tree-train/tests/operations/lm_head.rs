@@ -5,7 +5,10 @@ use std::sync::Arc;
 use crate::support::{device, exact, in_each_dtype, rounding, widest};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData, Tolerance};
 use burn_tree_train::lm_head::reference;
-use burn_tree_train::{LmHeadError, LmHeadOptions, sft_loss, token_log_probs, try_token_log_probs};
+use burn_tree_train::{
+    EntropyOutput, LmHeadError, LmHeadOptions, TokenLogProbs, sft_loss, token_log_probs,
+    try_token_log_probs,
+};
 use tree_pack::{LossForm, OccurrenceBatch};
 
 const HIDDEN: usize = 24;
@@ -62,19 +65,37 @@ struct Outcome {
     grad_head: TensorData,
 }
 
+/// Supervised loss, and a bonus for the entropy of each occurrence if it has a gradient.
+fn loss(output: TokenLogProbs, occurrences: &OccurrenceBatch, entropy: EntropyOutput) -> Tensor<1> {
+    let loss = sft_loss(output.log_probs, occurrences);
+    if entropy != EntropyOutput::Differentiable {
+        return loss;
+    }
+    let values = output.entropy.expect("asked for");
+    // Not the same for the occurrences of a row, and of both signs.
+    let factors = occurrences.weights.clone().cast(values.dtype()) - 0.25;
+    loss + (values * factors).sum()
+}
+
+const ENTROPIES: [EntropyOutput; 2] = [EntropyOutput::Value, EntropyOutput::Differentiable];
+
+/// The entropy is computed even if the options do not say so.
 fn chunked(hidden: &Tensor<3>, head: &Tensor<2>, options: LmHeadOptions) -> Outcome {
     let output_dtype = match hidden.dtype() {
         DType::F64 => DType::F64,
         _ => DType::F32,
     };
     let occurrences = occurrences(&ROWS, &TARGETS, output_dtype, &device());
-    let options = LmHeadOptions {
-        entropy: true,
-        ..options
+    let entropy = match options.entropy {
+        EntropyOutput::None => EntropyOutput::Value,
+        asked => asked,
     };
+    let options = LmHeadOptions { entropy, ..options };
     let output = token_log_probs(hidden.clone(), head.clone(), &occurrences, options);
     assert_eq!(output.log_probs.dtype(), output_dtype);
-    let gradients = sft_loss(output.log_probs.clone(), &occurrences).backward();
+    let is_tracked = output.entropy.as_ref().expect("asked for").is_tracked();
+    assert_eq!(is_tracked, entropy == EntropyOutput::Differentiable);
+    let gradients = loss(output.clone(), &occurrences, entropy).backward();
     let (grad_hidden, grad_head) = (
         hidden.grad(&gradients).unwrap(),
         head.grad(&gradients).unwrap(),
@@ -90,7 +111,7 @@ fn chunked(hidden: &Tensor<3>, head: &Tensor<2>, options: LmHeadOptions) -> Outc
 }
 
 /// The same from the definition, in f64 on Flex.
-fn all_at_once(hidden: &Tensor<3>, head: &Tensor<2>) -> Outcome {
+fn all_at_once(hidden: &Tensor<3>, head: &Tensor<2>, bonus: EntropyOutput) -> Outcome {
     let (hidden, head) = (exact(hidden), exact(head));
     let device = Device::flex().autodiff();
     let occurrences = occurrences(&ROWS, &TARGETS, DType::F64, &device);
@@ -102,7 +123,11 @@ fn all_at_once(hidden: &Tensor<3>, head: &Tensor<2>) -> Outcome {
         occurrences.targets.clone(),
     );
     let entropy = reference::entropy(flat, head.clone(), occurrences.rows.clone());
-    let gradients = sft_loss(log_probs.clone(), &occurrences).backward();
+    let output = TokenLogProbs {
+        log_probs: log_probs.clone(),
+        entropy: Some(entropy.clone()),
+    };
+    let gradients = loss(output, &occurrences, bonus).backward();
     Outcome {
         log_probs: log_probs.into_data(),
         entropy: entropy.into_data(),
@@ -128,12 +153,16 @@ fn assert_close(found: &Outcome, expected: &Outcome, values: f64, gradients: f64
 /// Rounding of sums of 24 products, of 64 exponentials and of 12 rows.
 fn equals_the_reference(dtype: DType) {
     let tolerance = 64.0 * rounding(dtype);
-    for vocab in VOCABS {
+    for (vocab, entropy) in VOCABS
+        .into_iter()
+        .flat_map(|vocab| ENTROPIES.map(|e| (vocab, e)))
+    {
         let (hidden, head) = inputs(vocab, dtype);
-        let expected = all_at_once(&hidden, &head);
+        let expected = all_at_once(&hidden, &head, entropy);
         for chunk_rows in [Some(1), Some(3), Some(8), Some(100), None] {
             let options = LmHeadOptions {
                 chunk_rows,
+                entropy,
                 ..Default::default()
             };
             let found = chunked(&hidden, &head, options);
@@ -156,12 +185,16 @@ fn narrow_products(dtype: DType) {
     };
     // Gradients are sums of 14 terms of size 1 whose factors are rounded.
     let gradients = 16.0 * rounding;
-    for vocab in VOCABS {
+    for (vocab, entropy) in VOCABS
+        .into_iter()
+        .flat_map(|vocab| ENTROPIES.map(|e| (vocab, e)))
+    {
         let (hidden, head) = inputs(vocab, dtype);
-        let expected = all_at_once(&hidden, &head);
+        let expected = all_at_once(&hidden, &head, entropy);
         for chunk_rows in [Some(1), Some(5), None] {
             let options = LmHeadOptions {
                 chunk_rows,
+                entropy,
                 ..Default::default()
             };
             let found = chunked(&hidden, &head, options);
@@ -189,7 +222,7 @@ fn narrow_states_and_a_wide_head(dtype: DType) {
     let hidden = inputs(VOCAB, dtype).0;
     let head = inputs(VOCAB, DType::F32).1;
     let found = chunked(&hidden, &head, LmHeadOptions::default());
-    let expected = all_at_once(&hidden, &head);
+    let expected = all_at_once(&hidden, &head, EntropyOutput::Value);
     // The gradient of the states is rounded, once.
     assert_close(&found, &expected, 4e-6, 4.0 * rounding(dtype));
 }
@@ -323,7 +356,7 @@ fn a_frozen_head_has_no_gradient() {
         .into_data()
         .convert::<f64>()
         .assert_approx_eq::<f64>(
-            &all_at_once(&trained.0, &trained.1).grad_hidden,
+            &all_at_once(&trained.0, &trained.1, EntropyOutput::Value).grad_hidden,
             Tolerance::absolute(4e-6),
         );
 }
@@ -337,8 +370,13 @@ fn nothing_to_predict() {
         targets: Tensor::from_data(TensorData::new(Vec::<i32>::new(), [0]), &device),
         ..occurrences(&[0], &[0], DType::F32, &device)
     };
-    let output = token_log_probs(hidden, head, &none, Default::default());
+    let options = LmHeadOptions {
+        entropy: EntropyOutput::Differentiable,
+        ..Default::default()
+    };
+    let output = token_log_probs(hidden, head, &none, options);
     assert_eq!(output.log_probs.dims(), [0]);
+    assert!(output.entropy.expect("asked for").is_tracked());
 }
 
 #[test]
@@ -349,14 +387,14 @@ fn extreme_logits_stay_finite() {
     let occurrences = occurrences(&ROWS, &TARGETS, DType::F32, &device);
     let hidden = hidden.autodiff().require_grad();
     let options = LmHeadOptions {
-        entropy: true,
+        entropy: EntropyOutput::Differentiable,
         ..Default::default()
     };
     let output = token_log_probs(hidden.clone(), head, &occurrences, options);
     let finite = |data: TensorData| data.iter::<f32>().all(f32::is_finite);
     assert!(finite(output.log_probs.to_data()));
-    assert!(finite(output.entropy.unwrap().into_data()));
-    let gradients = sft_loss(output.log_probs, &occurrences).backward();
+    assert!(finite(output.entropy.clone().unwrap().into_data()));
+    let gradients = loss(output, &occurrences, options.entropy).backward();
     assert!(finite(hidden.grad(&gradients).unwrap().into_data()));
 }
 

@@ -7,7 +7,7 @@ use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_tree_train::{
-    LmHeadOptions, StepOptions, TreeModel, shadow, step_forward, step_gradients,
+    EntropyOutput, LmHeadOptions, StepOptions, TreeModel, shadow, step_forward, step_gradients,
 };
 use thiserror::Error;
 use tree_pack::{Pack, PackedStep};
@@ -180,7 +180,7 @@ pub fn log_probs<M: Module + TreeModel>(
 ) -> Result<Vec<Tensor<1>>, burn_tree_train::StepError> {
     let options = StepOptions {
         head: LmHeadOptions {
-            entropy: false,
+            entropy: EntropyOutput::None,
             ..options.head
         },
         ..options.clone()

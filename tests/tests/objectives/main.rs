@@ -4,4 +4,5 @@
 mod case;
 mod dpo;
 mod gspo;
+mod model;
 mod ppo;

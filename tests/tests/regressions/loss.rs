@@ -1,7 +1,7 @@
 //! Averages: over predictions of the whole step, never over rows or packs.
 
 use burn::tensor::DType;
-use burn_tree_train::{BlockContext, LmHeadOptions, sft_loss, token_log_probs};
+use burn_tree_train::{BlockContext, EntropyOutput, LmHeadOptions, sft_loss, token_log_probs};
 use tree_pack::{Advantage, Aggregation, LossForm, Objective, Trajectory, TreeBatch};
 use tree_training_tests::device::{autodiff_device, test_dtypes};
 use tree_training_tests::fixture::PolicyObjective;
@@ -145,7 +145,7 @@ fn entropy_and_divergence_do_not_depend_on_packing() {
             let context = BlockContext::new(&batch);
             let hidden = hidden_states(&model, batch.tokens.clone(), &context);
             let options = LmHeadOptions {
-                entropy: true,
+                entropy: EntropyOutput::Value,
                 ..LmHeadOptions::default()
             };
             let columns = &batch.occurrences;
