@@ -21,3 +21,8 @@ pub mod tensors;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;
+
+/// The example of the page on objectives compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/src/objectives.md")]
+pub struct ObjectivesPage;

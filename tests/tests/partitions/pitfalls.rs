@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType};
 use burn_tree_train::{
-    BlockContext, LmHeadOptions, RouterLoad, RouterLoss, StepError, StepOptions, TreeModel,
+    BlockContext, EntropyOutput, LmHeadOptions, RouterLoad, RouterLoss, StepError, StepOptions, TreeModel,
     load_balancing_loss, sft_loss, shadow, step_forward, step_gradients, step_router_load,
     token_log_probs,
 };
@@ -141,7 +141,7 @@ fn entropies_do_not_depend_on_parts() {
     let trajectories = tree();
     let options = StepOptions {
         head: LmHeadOptions {
-            entropy: true,
+            entropy: EntropyOutput::Value,
             ..LmHeadOptions::default()
         },
         ..StepOptions::default()
