@@ -267,6 +267,22 @@ fn similar_keys() {
     run(&inputs).assert_close(&inputs.expected(), 1e-5, 2e-5);
 }
 
+/// The generic form multiplies all rows of a window with each other: products of siblings are left
+/// out even where they overflow.
+#[test]
+fn products_of_siblings_may_overflow() {
+    let recurrence = recurrence(&Forest((0..5).map(|_| (None, 1)).collect()));
+    let inputs = Inputs::random(&recurrence, HEADS, SLOW, 11);
+    let inputs = Inputs {
+        query: inputs.query * 1e-20,
+        key: inputs.key * 1e20,
+        ..inputs
+    }
+    .rounded(DType::F32);
+    let found = inputs.found(&device(), DType::F32, Generic);
+    found.assert_close(&inputs.expected(), 1e-5, 2e-5);
+}
+
 /// Rows of zeros, as a masked token gives them.
 #[test]
 fn zero_queries_and_keys() {

@@ -148,7 +148,7 @@ pub(crate) fn backward<B: Backend>(
         .dot(&(&weights * local.beta.t()))
         .dot(&inverse.t());
     let grad_lower = -(&tiles.ancestors * grad_lower);
-    let similarity = local.key.dot(&local.key.t());
+    let similarity = local.similarity(&tiles);
     let grad_beta = (weights * &inverse).sum(2).t() + (&grad_lower * similarity).sum(3);
     let grad_similarity = &local.beta * grad_lower;
     let grad_similarity = &grad_similarity + grad_similarity.t();

@@ -53,15 +53,18 @@ impl<B: Backend> Local<B> {
         // Sums, not products of matrices, which some devices compute in less than f32.
         let lowest = lowest_log_decay(at_least_f32(inputs.value.dtype()));
         let log_decay = gate(&inputs.log_decay).at_least(lowest);
-        let log_decay = (&tiles.mask * log_decay.t()).sum(3);
-        let last = (&tiles.exit * &log_decay).sum(2);
+        let pairs = [tiles.count, heads, tiles.size, tiles.size];
+        let above = log_decay.t().expand(pairs);
+        let log_decay = above.fill_where_zero(&tiles.mask, 0.0).sum(3);
+        let last = log_decay.clone().fill_where_zero(&tiles.exit, 0.0).sum(2);
 
         // Where the mask is 0 the exponent may be large: it is replaced before, not after.
         let exp_in =
             |exponent: Array<B>, mask: &Array<B>| exponent.fill_where_zero(mask, NEVER).exp();
         let decay = exp_in(&log_decay - log_decay.t(), &tiles.mask);
+        let scores = query.dot(&key.t()).fill_where_zero(&tiles.mask, 0.0);
         Self {
-            scores: query.dot(&key.t()) * &decay,
+            scores: scores * &decay,
             from_entry: exp_in(log_decay.clone(), &tiles.real),
             to_exit: exp_in(&last - &log_decay, &tiles.to_exit),
             through: last.exp(),
@@ -73,10 +76,15 @@ impl<B: Backend> Local<B> {
         }
     }
 
+    /// `K K^T` between rows and their ancestors: `[W, HV, C, C]`. Between others it may overflow.
+    pub(super) fn similarity(&self, tiles: &Tiles<B>) -> Array<B> {
+        let similarity = self.key.dot(&self.key.t());
+        similarity.fill_where_zero(&tiles.ancestors, 0.0)
+    }
+
     /// `T0`: `[W, HV, C, C]`.
     pub(super) fn inverse(&self, tiles: &Tiles<B>, wide: FloatDType) -> Array<B> {
-        let similarity = self.key.dot(&self.key.t());
-        unit_lower_inverse(&tiles.ancestors * (&self.beta * similarity), wide)
+        unit_lower_inverse(&self.beta * self.similarity(tiles), wide)
     }
 
     /// `Ag = E . T0 . beta_j`: `[W, HV, C, C]`.
