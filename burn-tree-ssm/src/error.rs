@@ -1,9 +1,10 @@
 //! What can be wrong with the arguments of an operation, told before anything is computed.
 
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, FloatDType};
 use thiserror::Error;
 
 use crate::RecurrenceError;
+use crate::precision::at_least_f32;
 
 /// An operation of this crate refused an argument.
 #[derive(Clone, Debug, Error, PartialEq)]
@@ -178,14 +179,22 @@ impl Check {
         }
     }
 
-    pub(crate) fn epsilon(self, value: f64) -> Result<(), ArgumentError> {
-        match value.is_finite() && value > 0.0 {
+    /// Positive where it is added: less than the smallest normal number may count as 0 there.
+    pub(crate) fn epsilon(self, value: f64, dtype: DType) -> Result<(), ArgumentError> {
+        let (is_normal, expected) = match at_least_f32(dtype) {
+            FloatDType::F64 => (value.is_normal(), "a positive number, normal in f64"),
+            _ => (
+                (value as f32).is_normal(),
+                "a positive number, normal in f32",
+            ),
+        };
+        match is_normal && value > 0.0 {
             true => Ok(()),
             false => Err(ArgumentError::Number {
                 op: self.op,
                 argument: "epsilon",
                 value,
-                expected: "a positive finite number",
+                expected,
             }),
         }
     }

@@ -1,6 +1,6 @@
 //! Checks of the arguments, before dispatch.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::{
     GatedDeltaRuleError, GatedDeltaRuleImplementation, GatedDeltaRuleOptions,
@@ -27,7 +27,7 @@ pub(super) fn check(
     check_shapes(arguments, recurrence)?;
     check_dtypes(arguments)?;
     check_devices(arguments)?;
-    let settings = resolve(options, arguments.query.dims()[3])?;
+    let settings = resolve(options, arguments)?;
     check_implementation(settings.implementation, arguments, recurrence)?;
     Ok(settings)
 }
@@ -180,16 +180,22 @@ fn same_device(a: &Device, b: &Device) -> bool {
 
 fn resolve(
     options: GatedDeltaRuleOptions,
-    key_dim: usize,
+    arguments: &Arguments<'_>,
 ) -> Result<GatedDeltaRuleSettings, GatedDeltaRuleError> {
+    let key_dim = arguments.query.dims()[3];
     let scale = options
         .scale
         .unwrap_or_else(|| (key_dim as f64).sqrt().recip());
-    if !scale.is_finite() {
+    // As it is computed with.
+    let (rounded, expected) = match at_least_f32(arguments.value.dtype()) {
+        FloatDType::F64 => (scale, "a finite number"),
+        _ => (f64::from(scale as f32), "0 or a number in the range of f32"),
+    };
+    if !rounded.is_finite() || (rounded == 0.0 && scale != 0.0) {
         return Err(GatedDeltaRuleError::Option {
             option: "scale",
             value: scale,
-            expected: "a finite number",
+            expected,
         });
     }
     Ok(GatedDeltaRuleSettings {

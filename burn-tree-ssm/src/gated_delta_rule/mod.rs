@@ -41,7 +41,7 @@ pub enum GatedDeltaRuleImplementation {
 /// Options of [`tree_gated_delta_rule`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GatedDeltaRuleOptions {
-    /// Factor of the query; `DK^-1/2` if `None`.
+    /// Factor of the query, in the range of f32 (f64 if the value is); `DK^-1/2` if `None`.
     pub scale: Option<f64>,
     /// Which implementation runs: the fastest available unless told otherwise.
     pub implementation: GatedDeltaRuleImplementation,

@@ -54,7 +54,7 @@ pub fn gated_rms_norm<const D: usize>(
 ///
 /// # Errors
 /// If a tensor's shape, dtype or device does not fit the others, or `epsilon` is not positive and
-/// finite.
+/// normal in f32 (f64 if `x` is).
 pub fn try_gated_rms_norm<const D: usize>(
     x: Tensor<D>,
     gate: Tensor<D>,
@@ -74,7 +74,7 @@ pub fn try_gated_rms_norm<const D: usize>(
     check.float("weight", weight.dtype())?;
     check.same_device("gate", gate.device(), "x", x.device())?;
     check.same_device("weight", weight.device(), "x", x.device())?;
-    check.epsilon(epsilon)?;
+    check.epsilon(epsilon, x.dtype())?;
     let rows = shape[..D - 1].iter().product();
     let y = <Dispatch as TreeSsmOps>::gated_rms_norm(
         x.reshape([rows, size]).into_dispatch(),

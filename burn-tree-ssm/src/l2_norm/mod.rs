@@ -44,13 +44,14 @@ pub fn l2_norm<const D: usize>(x: Tensor<D>, epsilon: f64) -> Tensor<D> {
 /// As [`l2_norm`], with an error for arguments that do not fit.
 ///
 /// # Errors
-/// If `x` has a dimension of size 0 or is not of floats, or `epsilon` is not positive and finite.
+/// If `x` has a dimension of size 0 or is not of floats, or `epsilon` is not positive and
+/// normal in f32 (f64 if `x` is).
 pub fn try_l2_norm<const D: usize>(x: Tensor<D>, epsilon: f64) -> Result<Tensor<D>, ArgumentError> {
     let check = Check { op: "l2_norm" };
     let shape = x.dims();
     check.not_empty("x", &shape)?;
     check.float("x", x.dtype())?;
-    check.epsilon(epsilon)?;
+    check.epsilon(epsilon, x.dtype())?;
     let size = shape[D - 1];
     let rows = shape[..D - 1].iter().product();
     let y = <Dispatch as TreeSsmOps>::l2_norm(x.reshape([rows, size]).into_dispatch(), epsilon);

@@ -127,8 +127,17 @@ fn gates_and_states_in_less_than_f32() {
 fn options() {
     assert_eq!(
         error(|a| a.options.scale = Some(f64::NAN)),
-        "tree_gated_delta_rule: option `scale` is NaN, expected a finite number"
+        "tree_gated_delta_rule: option `scale` is NaN, expected 0 or a number in the range of f32"
     );
+    // In f32 one is infinite, the other zero.
+    for scale in [1e39, 1e-50] {
+        assert_eq!(
+            error(|a| a.options.scale = Some(scale)),
+            format!(
+                "tree_gated_delta_rule: option `scale` is {scale}, expected 0 or a number in the range of f32"
+            )
+        );
+    }
     if !tree_training_devices::is_cubecl() {
         let text = error(|a| a.options.implementation = Portable);
         let start = "tree_gated_delta_rule: implementation Portable cannot run: ";

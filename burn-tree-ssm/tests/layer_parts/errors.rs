@@ -6,7 +6,7 @@ use burn_tree_ssm::{
     try_l2_norm, try_tree_causal_conv1d, try_tree_causal_conv1d_split,
 };
 
-use crate::support::{Forest, device};
+use crate::support::{Forest, device, reference_device};
 
 fn recurrence() -> TreeRecurrence {
     TreeRecurrence::from_layouts(&[Forest(vec![(None, 2), (Some(0), 1)]).layout()], 4)
@@ -97,12 +97,22 @@ fn gates_and_norms_tell_what_does_not_fit() {
         message(try_l2_norm(zeros([2, 0]), 1e-6)),
         "l2_norm: x has shape [2, 0], expected at least 1 in each dimension"
     );
-    for epsilon in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+    // The last are zero, less than normal and infinite in f32.
+    for epsilon in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-50, 1e-40, 1e39] {
         assert_eq!(
             message(try_l2_norm(zeros([2, 3]), epsilon)),
-            format!("l2_norm: epsilon is {epsilon}, expected a positive finite number")
+            format!("l2_norm: epsilon is {epsilon}, expected a positive number, normal in f32")
         );
     }
+    let wide = Tensor::<2>::zeros([2, 3], (&reference_device(), DType::F64));
+    try_l2_norm(wide.clone(), 1e-50).unwrap();
+    assert_eq!(
+        message(try_l2_norm(wide, 1e-320)),
+        format!(
+            "l2_norm: epsilon is {}, expected a positive number, normal in f64",
+            1e-320
+        )
+    );
     let norm = |gate: Tensor<2>, weight| {
         message(try_gated_rms_norm(zeros([2, 3]), gate, zeros(weight), 1e-6))
     };
