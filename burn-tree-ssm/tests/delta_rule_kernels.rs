@@ -513,6 +513,31 @@ fn the_implementation_asked_for_runs() {
     }
 }
 
+/// Heads that are too wide for the kernels take the generic form, and that is told once.
+#[test]
+fn kernels_that_are_missing_are_told_once() {
+    let Some(device) = cube_device() else { return };
+    let _alone = alone();
+    let events = Events::of("burn_tree_ssm");
+    tracing::subscriber::with_default(events.clone(), || {
+        for _ in 0..2 {
+            below_fusion(
+                &forked(),
+                heads(1, 1, 257, 2),
+                Automatic,
+                DType::F32,
+                &device,
+            );
+        }
+    });
+    let passes = ["forward", "backward"].map(|pass| format!("gated_delta_rule generic {pass}"));
+    let reason = "gated_delta_rule from primitives: the head dimension of the key is 257, at most 256 \
+                  fit in registers";
+    let mut expected = vec![reason.to_owned()];
+    expected.extend(passes.iter().cycle().take(4).cloned());
+    assert_eq!(events.take(), expected);
+}
+
 /// Trees, windows, numbers of heads and, up to a tile of the key, head dimensions are run-time
 /// arguments.
 #[test]

@@ -1,12 +1,13 @@
 //! CubeCL runtimes: kernels for f32, f16 and bf16; other dtypes, and shapes too large for them, take
 //! the bodies from primitives.
 
-use std::fmt::Display;
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
 use tree_training_cube::has_kernels;
 
 use crate::causal_conv1d::{self, ConvolutionSettings};
@@ -19,15 +20,47 @@ fn announce(op: &'static str, implementation: &'static str) {
     tracing::debug!(target: "burn_tree_ssm", op, implementation);
 }
 
-/// Runs the kernel if there is one for these arguments, or else the body from primitives.
+/// Tells who asks (level warn), once for each reason, that an operation has no kernel for its
+/// arguments and takes its body from primitives.
+fn fall_back(op: &'static str, reason: &str) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let text = format!("{op} from primitives: {reason}");
+    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    if !told.contains(&text) {
+        tracing::warn!(target: "burn_tree_ssm", reason = text.as_str());
+        told.insert(text);
+    }
+}
+
+/// Refuses tensors of other dtypes than those of the kernels.
+fn check_dtypes(tensors: &[&CubeTensor]) -> Result<(), String> {
+    let without = tensors.iter().find(|tensor| !has_kernels(&[tensor]));
+    match without {
+        None => Ok(()),
+        Some(tensor) => Err(format!(
+            "{:?} tensors; f32, f16 or bf16 are needed",
+            tensor.dtype
+        )),
+    }
+}
+
+/// Runs the kernel if it takes these arguments, or else the body from primitives. `$pass` is what is
+/// announced.
 macro_rules! kernel_if {
-    ($has_kernel:expr, $op:literal, $module:ident :: $function:ident ($($argument:expr),*)) => {
-        if $has_kernel {
-            announce($op, "kernel");
-            $module::kernel::$function($($argument),*)
-        } else {
-            announce($op, "primitives");
-            $module::generic::$function::<Self>($($argument),*)
+    (
+        $check:expr, $op:literal, $pass:literal,
+        $module:ident :: $function:ident ($($argument:expr),*)
+    ) => {
+        match $check {
+            Ok(()) => {
+                announce($pass, "kernel");
+                $module::kernel::$function($($argument),*)
+            }
+            Err(reason) => {
+                fall_back($op, &reason);
+                announce($pass, "primitives");
+                $module::generic::$function::<Self>($($argument),*)
+            }
         }
     };
 }
@@ -134,7 +167,8 @@ impl TreeSsmOps for CubeBackend {
         FloatTensor<Self>,
     ) {
         kernel_if!(
-            has_kernels(&[&x, &weight]) && causal_conv1d::kernel::fits(&plan),
+            check_dtypes(&[&x, &weight]).and_then(|()| causal_conv1d::kernel::check(&plan)),
+            "causal_conv1d",
             "causal_conv1d",
             causal_conv1d::forward(x, weight, initial_tails, &plan, settings)
         )
@@ -153,7 +187,8 @@ impl TreeSsmOps for CubeBackend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let grads = [grad_first, grad_second, grad_third];
         kernel_if!(
-            has_kernels(&[&x, &weight]) && causal_conv1d::kernel::fits(&plan),
+            check_dtypes(&[&x, &weight]).and_then(|()| causal_conv1d::kernel::check(&plan)),
+            "causal_conv1d",
             "causal_conv1d_backward",
             causal_conv1d::backward(x, weight, initial_tails, grads, grad_tails, &plan, settings)
         )
@@ -165,7 +200,8 @@ impl TreeSsmOps for CubeBackend {
         dt_bias: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
         kernel_if!(
-            has_kernels(&[&a, &a_log, &dt_bias]),
+            check_dtypes(&[&a, &a_log, &dt_bias]),
+            "decay_gate",
             "decay_gate",
             decay_gate::forward(a, a_log, dt_bias)
         )
@@ -178,7 +214,8 @@ impl TreeSsmOps for CubeBackend {
         grad: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         kernel_if!(
-            has_kernels(&[&a, &a_log, &dt_bias]),
+            check_dtypes(&[&a, &a_log, &dt_bias]),
+            "decay_gate",
             "decay_gate_backward",
             decay_gate::backward(a, a_log, dt_bias, grad)
         )
@@ -186,7 +223,8 @@ impl TreeSsmOps for CubeBackend {
 
     fn l2_norm(x: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
         kernel_if!(
-            has_kernels(&[&x]) && l2_norm::kernel::fits(&x),
+            check_dtypes(&[&x]).and_then(|()| l2_norm::kernel::check(&x)),
+            "l2_norm",
             "l2_norm",
             l2_norm::forward(x, epsilon)
         )
@@ -198,7 +236,8 @@ impl TreeSsmOps for CubeBackend {
         epsilon: f64,
     ) -> FloatTensor<Self> {
         kernel_if!(
-            has_kernels(&[&x]) && l2_norm::kernel::fits(&x),
+            check_dtypes(&[&x]).and_then(|()| l2_norm::kernel::check(&x)),
+            "l2_norm",
             "l2_norm_backward",
             l2_norm::backward(x, grad, epsilon)
         )
@@ -211,7 +250,8 @@ impl TreeSsmOps for CubeBackend {
         epsilon: f64,
     ) -> FloatTensor<Self> {
         kernel_if!(
-            has_kernels(&[&x, &weight]) && gated_rms_norm::kernel::fits(&x, &weight),
+            check_dtypes(&[&x, &weight]).and_then(|()| gated_rms_norm::kernel::check(&x, &weight)),
+            "gated_rms_norm",
             "gated_rms_norm",
             gated_rms_norm::forward(x, gate, weight, epsilon)
         )
@@ -225,15 +265,16 @@ impl TreeSsmOps for CubeBackend {
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         kernel_if!(
-            has_kernels(&[&x, &weight]) && gated_rms_norm::kernel::fits(&x, &weight),
+            check_dtypes(&[&x, &weight]).and_then(|()| gated_rms_norm::kernel::check(&x, &weight)),
+            "gated_rms_norm",
             "gated_rms_norm_backward",
             gated_rms_norm::backward(x, gate, weight, grad, epsilon)
         )
     }
 }
 
-/// What runs on the tensors' device; `None` for the generic bodies, with a warning unless they are
-/// asked for. (The public function refused what was asked for and cannot run.)
+/// What runs on the tensors' device; `None` for the bodies from primitives, with a warning unless they
+/// are asked for. (The public function refused what was asked for and cannot run.)
 fn implementation(
     inputs: &Inputs<FloatTensor<CubeBackend>>,
     recurrence: &TreeRecurrence,
@@ -249,11 +290,7 @@ fn implementation(
         recurrence.window_rows(),
     )
     .unwrap_or_else(|reason| {
-        fall_back(reason);
+        fall_back("gated_delta_rule", &reason.to_string());
         None
     })
-}
-
-fn fall_back(reason: impl Display) {
-    tracing::warn!(target: "burn_tree_ssm", "gated delta rule from generic operations: {reason}");
 }

@@ -32,9 +32,12 @@ fn plan(x: &CubeTensor, weight: &CubeTensor) -> Option<(usize, usize, Plan)> {
     Some((vector, width / vector, plan))
 }
 
-/// Whether rows are narrow enough for these kernels.
-pub(crate) fn fits(x: &CubeTensor, weight: &CubeTensor) -> bool {
-    plan(x, weight).is_some()
+/// Refuses rows that are too wide for the kernels.
+pub(crate) fn check(x: &CubeTensor, weight: &CubeTensor) -> Result<(), String> {
+    match plan(x, weight) {
+        Some(_) => Ok(()),
+        None => Err(format!("rows of {} numbers are too wide", x.meta.shape[1])),
+    }
 }
 
 #[cube]

@@ -15,9 +15,12 @@ fn layout(x: &CubeTensor) -> Option<(usize, usize, RowLayout)> {
     Some((vector, width / vector, layout))
 }
 
-/// Whether rows are narrow enough for these kernels.
-pub(crate) fn fits(x: &CubeTensor) -> bool {
-    layout(x).is_some()
+/// Refuses rows that are too wide for the kernels.
+pub(crate) fn check(x: &CubeTensor) -> Result<(), String> {
+    match layout(x) {
+        Some(_) => Ok(()),
+        None => Err(format!("rows of {} numbers are too wide", x.meta.shape[1])),
+    }
 }
 
 /// 0 for rows of zeros.

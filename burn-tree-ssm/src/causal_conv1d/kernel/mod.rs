@@ -38,9 +38,12 @@ const UNITS: u32 = 128;
 /// Most taps: each is unrolled.
 const MAX_TAPS: usize = 8;
 
-/// Whether there are kernels for this plan.
-pub(crate) fn fits(plan: &ConvolutionPlan) -> bool {
-    plan.kernel_size() <= MAX_TAPS
+/// Refuses what the kernels do not compute.
+pub(crate) fn check(plan: &ConvolutionPlan) -> Result<(), String> {
+    match plan.kernel_size() {
+        ..=MAX_TAPS => Ok(()),
+        taps => Err(format!("{taps} taps; at most {MAX_TAPS} are unrolled")),
+    }
 }
 
 /// What the launches of one call have in common.
