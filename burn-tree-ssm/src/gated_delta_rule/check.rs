@@ -85,31 +85,10 @@ fn check_shapes(
             return Err(GatedDeltaRuleError::EmptyHead { tensor });
         }
     }
-    let states = [recurrence.n_slots(), value[2], query[3], value[3]];
-    let numbers = states
-        .iter()
-        .try_fold(1usize, |numbers, &size| numbers.checked_mul(size));
-    if numbers.is_none_or(|numbers| numbers > isize::MAX as usize) {
-        return Err(GatedDeltaRuleError::TooLarge {
-            what: "the states",
-            shape: states,
-        });
-    }
-
-    let (found, expected) = (
-        arguments
-            .initial_states
-            .map_or(0, |states| states.dims()[0]),
-        recurrence.n_initial_states(),
-    );
-    if found != expected {
-        return Err(GatedDeltaRuleError::InitialStates { found, expected });
-    }
+    check_sizes(recurrence, value[2], [query[3], value[3]])?;
+    check_initial_states(recurrence, arguments.initial_states)?;
     if let Some(states) = arguments.initial_states {
-        let [count, heads, key_dim, value_dim] = states.dims();
-        if count == 0 {
-            return Err(GatedDeltaRuleError::InitialStates { found, expected });
-        }
+        let [_, heads, key_dim, value_dim] = states.dims();
         let tensor = "initial_states";
         expect(tensor, "head count", heads, value[2], "of the value")?;
         expect(tensor, "key dimension", key_dim, query[3], "of the query")?;
@@ -122,6 +101,49 @@ fn check_shapes(
         )?;
     }
     Ok(())
+}
+
+/// Refuses calls of which a tensor, in any implementation, has more numbers than there are addresses
+/// for at 8 bytes each.
+fn check_sizes(
+    recurrence: &TreeRecurrence,
+    heads: usize,
+    [key_dim, value_dim]: [usize; 2],
+) -> Result<(), GatedDeltaRuleError> {
+    let (rows, windows) = (recurrence.rows(), recurrence.n_windows());
+    let columns = recurrence.window_rows().next_power_of_two();
+    let grads = recurrence.requested_rows().len() + recurrence.n_paths();
+    let state = |count: usize| [count.max(1), heads, key_dim, value_dim];
+    for (what, shape) in [
+        ("the states", state(recurrence.n_slots())),
+        ("the states of all windows", state(windows)),
+        ("the gradients of the states", state(grads)),
+        ("the keys of all heads", [1, rows, heads, key_dim]),
+        ("the inverses", [1, rows, heads, columns]),
+        ("the pairs of rows", [windows, heads, columns, columns]),
+    ] {
+        let bytes = shape
+            .iter()
+            .try_fold(size_of::<f64>(), |bytes, &size| bytes.checked_mul(size));
+        if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
+            return Err(GatedDeltaRuleError::TooLarge { what, shape });
+        }
+    }
+    Ok(())
+}
+
+/// As many initial states as the roots of the recurrence name.
+pub(super) fn check_initial_states(
+    recurrence: &TreeRecurrence,
+    initial_states: Option<&Tensor<4>>,
+) -> Result<(), GatedDeltaRuleError> {
+    let found = initial_states.map_or(0, |states| states.dims()[0]);
+    let expected = recurrence.n_initial_states();
+    // A tensor without states is not none.
+    match found == expected && (found > 0 || initial_states.is_none()) {
+        true => Ok(()),
+        false => Err(GatedDeltaRuleError::InitialStates { found, expected }),
+    }
 }
 
 fn check_dtypes(arguments: &Arguments<'_>) -> Result<(), GatedDeltaRuleError> {
@@ -232,4 +254,49 @@ fn check_implementation(
         _ => format!("there are no kernels for {device:?}"),
     };
     Err(GatedDeltaRuleError::Implementation { requested, reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use tree_pack::{Segment, TreeLayout};
+
+    use super::*;
+
+    /// Any tensor may be the first that is too large.
+    #[test]
+    fn sizes_that_overflow_are_refused() {
+        let layout = TreeLayout {
+            tokens: vec![1, 2],
+            position_ids: vec![0, 1],
+            parents: vec![-1, 0],
+            subtree_ends: vec![2, 2],
+            segments: vec![Segment {
+                start: 0,
+                end: 2,
+                parent: None,
+            }],
+        };
+        let recurrence = TreeRecurrence::from_layouts(&[layout], 2);
+        let error = |recurrence: &TreeRecurrence, heads, dims| {
+            check_sizes(recurrence, heads, dims)
+                .expect_err("too large")
+                .to_string()
+        };
+        check_sizes(&recurrence, 1 << 19, [1 << 20; 2]).unwrap();
+        assert_eq!(
+            error(&recurrence, 4, [1 << 29; 2]),
+            "tree_gated_delta_rule: the states of shape [1, 4, 536870912, 536870912] exceed 2^63 - 1 \
+             bytes"
+        );
+        let both = recurrence.clone().with_requested_rows(&[0]);
+        assert_eq!(both.n_windows(), 2);
+        assert!(
+            error(&both, 2, [1 << 29; 2])
+                .contains("the states of all windows of shape [2, 2, 536870912, 536870912]")
+        );
+        assert!(error(&recurrence, 1 << 58, [2, 1]).contains("the keys of all heads"));
+        assert!(error(&recurrence, 1 << 53, [2, 1]).contains("the inverses"));
+        assert!(error(&recurrence, 1 << 52, [2, 1]).contains("the pairs of rows"));
+        assert!(error(&recurrence, usize::MAX, [usize::MAX; 2]).contains("the states"));
+    }
 }

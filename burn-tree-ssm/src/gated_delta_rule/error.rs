@@ -41,10 +41,10 @@ pub enum GatedDeltaRuleError {
         /// Name of the tensor.
         tensor: &'static str,
     },
-    /// More states or rows than can be indexed.
-    #[error("tree_gated_delta_rule: {what} of {shape:?} exceeds 2^63 - 1 numbers")]
+    /// A tensor that the call needs has more bytes than can be addressed.
+    #[error("tree_gated_delta_rule: {what} of shape {shape:?} exceed 2^63 - 1 bytes")]
     TooLarge {
-        /// The tensor.
+        /// The tensor, in plural.
         what: &'static str,
         /// Its shape.
         shape: [usize; 4],
