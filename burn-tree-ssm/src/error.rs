@@ -124,10 +124,7 @@ impl Check {
 
     /// Floats of 16 to 64 bits.
     pub(crate) fn float(self, tensor: &'static str, found: DType) -> Result<(), ArgumentError> {
-        let supported = matches!(
-            found,
-            DType::F64 | DType::F32 | DType::Flex32 | DType::F16 | DType::BF16
-        );
+        let supported = matches!(found, DType::F64 | DType::F32 | DType::F16 | DType::BF16);
         match supported {
             true => Ok(()),
             false => Err(ArgumentError::DType {
@@ -204,5 +201,25 @@ impl Check {
             op: self.op,
             source,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The dtypes of all operations of this crate, and no others.
+    #[test]
+    fn dtypes() {
+        let check = Check { op: "op" };
+        for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+            check.float("x", dtype).unwrap();
+        }
+        for dtype in [DType::Flex32, DType::I32] {
+            assert_eq!(
+                check.float("x", dtype).unwrap_err().to_string(),
+                format!("op: x is {dtype:?}, expected f64, f32, f16 or bf16")
+            );
+        }
     }
 }

@@ -462,6 +462,12 @@ fn padding_factors_of_recorded_runs() {
 }
 
 #[test]
+fn padding_factor_without_rows() {
+    let recurrence = TreeRecurrence::from_layouts(&[TreeLayout::default()], 3);
+    assert_eq!(recurrence.padding_factor(16), 1.0);
+}
+
+#[test]
 fn arguments_that_do_not_fit_are_named() {
     let layout = Forest::comb(&[3], &[2, 2]).layout();
     let text = |result: Result<TreeRecurrence, RecurrenceError>| result.unwrap_err().to_string();

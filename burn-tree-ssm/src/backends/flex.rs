@@ -22,7 +22,7 @@ macro_rules! with_float {
     ($dtype:expr, $function:ident($($argument:expr),*)) => {
         match $dtype {
             DType::F64 => $function::<f64>($($argument),*),
-            DType::F32 | DType::Flex32 => $function::<f32>($($argument),*),
+            DType::F32 => $function::<f32>($($argument),*),
             DType::F16 => $function::<f16>($($argument),*),
             DType::BF16 => $function::<bf16>($($argument),*),
             other => unreachable!("dtype {other:?} was refused before dispatch"),

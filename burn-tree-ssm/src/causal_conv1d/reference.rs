@@ -4,8 +4,12 @@ use burn::tensor::{DType, Tensor, activation::silu};
 
 use super::{CausalConv1dOptions, CausalConv1dOutput};
 use crate::TreeRecurrence;
+use crate::error::Check;
 
 /// See [`super::tree_causal_conv1d`].
+///
+/// # Panics
+/// With the text of the error if [`super::try_tree_causal_conv1d`] refuses the arguments.
 pub fn tree_causal_conv1d(
     x: Tensor<3>,
     weight: Tensor<2>,
@@ -13,6 +17,11 @@ pub fn tree_causal_conv1d(
     initial_tails: Option<Tensor<3>>,
     options: CausalConv1dOptions,
 ) -> CausalConv1dOutput {
+    let check = Check {
+        op: "tree_causal_conv1d",
+    };
+    super::checked(check, &x, &weight, recurrence, initial_tails.as_ref())
+        .unwrap_or_else(|error| panic!("{error}"));
     let dtype = x.dtype();
     let wide = match dtype {
         DType::F64 => DType::F64,

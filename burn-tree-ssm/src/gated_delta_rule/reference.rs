@@ -2,11 +2,16 @@
 
 use burn::tensor::{DType, Tensor};
 
+use super::check::check_initial_states;
 use super::{GatedDeltaRuleOptions, GatedDeltaRuleOutput};
 use crate::TreeRecurrence;
 use crate::precision::at_least_f32;
 
-/// See [`super::tree_gated_delta_rule`]; arguments are not checked.
+/// See [`super::tree_gated_delta_rule`].
+///
+/// # Panics
+/// If the roots of the recurrence name other initial states than are given. Other arguments are not
+/// checked.
 pub fn tree_gated_delta_rule(
     query: Tensor<4>,
     key: Tensor<4>,
@@ -17,6 +22,8 @@ pub fn tree_gated_delta_rule(
     initial_states: Option<Tensor<4>>,
     options: GatedDeltaRuleOptions,
 ) -> GatedDeltaRuleOutput {
+    check_initial_states(recurrence, initial_states.as_ref())
+        .unwrap_or_else(|error| panic!("{error}"));
     let [batch, length, key_heads, key_dim] = query.dims();
     let [_, _, heads, value_dim] = value.dims();
     let (dtype, device) = (value.dtype(), value.device());

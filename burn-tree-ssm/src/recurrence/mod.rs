@@ -487,14 +487,17 @@ impl TreeRecurrence {
     }
 
     /// Rows that tiles of `tile_rows` rows compute per row of the layouts: each window is rounded
-    /// up to whole tiles. 1 means no padding.
+    /// up to whole tiles. 1 means no padding, also of layouts without rows.
     ///
     /// # Panics
     /// If `tile_rows` is 0.
     pub fn padding_factor(&self, tile_rows: usize) -> f64 {
         let computed = self.tiled_rows(tile_rows);
         let rows: usize = self.0.tree.layouts.iter().map(Range::len).sum();
-        computed as f64 / rows as f64
+        match rows {
+            0 => 1.0,
+            rows => computed as f64 / rows as f64,
+        }
     }
 
     /// What a causal convolution with `kernel_size` taps reads, made on first use.

@@ -110,6 +110,23 @@ fn initial_states() {
     );
 }
 
+/// The definition does not start from zero where a state is missing.
+#[test]
+#[should_panic(expected = "initial_states holds 0 states, but the roots of the recurrence name 1")]
+fn initial_states_of_the_definition() {
+    let arguments = fitting();
+    burn_tree_ssm::gated_delta_rule::reference::tree_gated_delta_rule(
+        arguments.query,
+        arguments.key,
+        arguments.value,
+        arguments.log_decay,
+        arguments.beta,
+        &arguments.recurrence.with_initial_states(&[Some(0)]),
+        None,
+        arguments.options,
+    );
+}
+
 /// A decay of 0.05 a row is lost in bf16, where 1 - 0.05 times a state is rounded to 1/256.
 #[test]
 fn gates_and_states_in_less_than_f32() {

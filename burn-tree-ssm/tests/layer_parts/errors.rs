@@ -87,6 +87,22 @@ fn convolutions_tell_what_does_not_fit() {
     }
 }
 
+/// The definition does not read zeros where a tail is missing.
+#[test]
+#[should_panic(expected = "initial_tails is missing, expected [1, 3, 6]")]
+fn tails_of_the_definition() {
+    let recurrence = recurrence().with_initial_states(&[Some(0)]);
+    let options = CausalConv1dOptions::default();
+    let (x, weight) = (zeros([1, 4, 6]), zeros([6, 4]));
+    burn_tree_ssm::causal_conv1d::reference::tree_causal_conv1d(
+        x,
+        weight,
+        &recurrence,
+        None,
+        options,
+    );
+}
+
 #[test]
 fn gates_and_norms_tell_what_does_not_fit() {
     assert_eq!(
