@@ -5,5 +5,6 @@ mod invariance;
 mod lora;
 mod optimizers;
 mod pitfalls;
+mod ranks;
 mod repeated;
 mod structure;
