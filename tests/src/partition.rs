@@ -37,7 +37,12 @@ impl Cut {
 
     /// Parts of few tokens.
     pub fn strategy() -> impl Strategy<Value = Self> {
-        let partitioning = prop_oneof![Just(Partitioning::Connected), Just(Partitioning::Shared)];
+        let partitioning = prop_oneof![
+            3 => Just(Partitioning::Connected),
+            3 => Just(Partitioning::Shared),
+            1 => Just(Partitioning::PerNode),
+            1 => Just(Partitioning::RepeatedPrefixes),
+        ];
         let multiple = prop_oneof![2 => Just(1), 1 => 2_usize..20];
         (1_usize..30, multiple, partitioning).prop_map(|(budget, multiple, partitioning)| Self {
             budget,
@@ -47,6 +52,7 @@ impl Cut {
     }
 
     /// Packs the trajectories as one optimizer step, every prediction an occurrence of its own.
+    /// Where prefixes are repeated, the budget is at least the longest path.
     ///
     /// # Panics
     /// If they are refused.
@@ -57,13 +63,17 @@ impl Cut {
         aggregation: Aggregation,
     ) -> PackedStep {
         let forests = build_forests(trajectories).expect("valid trajectories");
+        let longest = trajectories.iter().map(Trajectory::len).max().unwrap_or(1);
         let options = PackOptions {
             pad_to_multiple: self.multiple,
             objective,
             aggregation,
             loss: LossForm::PerTrajectory,
             partitioning: self.partitioning,
-            ..PackOptions::new(self.budget)
+            ..PackOptions::new(match self.partitioning {
+                Partitioning::RepeatedPrefixes => self.budget.max(longest),
+                _ => self.budget,
+            })
         };
         pack_step(trajectories, &forests, &options).expect("a valid step")
     }

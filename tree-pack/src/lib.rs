@@ -91,7 +91,7 @@ pub use packing::{
     pack_step, validate_packs,
 };
 pub use preference::{PairError, PairRule, PreferencePair, preference_pairs};
-pub use ranks::{PackCost, PackCostError, RankAssignment, assign_to_ranks};
+pub use ranks::{PackCostError, RankAssignment, assign_to_ranks};
 pub use reader::{ReadError, TrajectoryReader, load_trajectories, read_trajectories};
 pub use stats::{ActiveOverLength, TreeStats};
 pub use step::StepPlanner;

@@ -172,6 +172,8 @@ pub(crate) struct StepForest<'a> {
     pub trained: Vec<u32>,
     /// [`PrefixForest::first_trained`] of the merged forest.
     pub first_trained: Vec<u32>,
+    /// [`PrefixForest::trajectories_by_node`].
+    pub trajectories_by_node: Vec<u32>,
     /// Its trajectories by tree: those of tree `t` are `members[offsets[t]..offsets[t + 1]]`.
     pub members: Vec<u32>,
     /// See `members`.

@@ -10,6 +10,11 @@ pub struct Pack {
     pub layout: TreeLayout,
     /// The predictions made from the rows of `layout`.
     pub occurrences: Occurrences,
+    /// `[N]` number of trajectories whose path goes through each row, equal ones included. Sums
+    /// over the rows of all packs are sums over the tokens of the separate trajectories; a row
+    /// that repeats one of an earlier pack ([`crate::Partitioning::RepeatedPrefixes`]) counts 0.
+    /// Not for the loss: weights of `occurrences` are complete.
+    pub trajectory_counts: Vec<u32>,
     /// Row length including padding (`>= layout.len()`).
     pub padded_len: usize,
     /// The task of each root of the pack, in row order.

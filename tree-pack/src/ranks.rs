@@ -7,24 +7,6 @@ use std::num::NonZeroUsize;
 use crate::pack::Pack;
 use crate::packing::PackedStep;
 
-/// What a pack costs, in any unit: linear in its tokens and in the (query, key) pairs of one head
-/// in which the key is visible, past keys included.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct PackCost {
-    /// Cost of a token.
-    pub per_token: f64,
-    /// Cost of a visible pair.
-    pub per_visible_pair: f64,
-}
-
-impl PackCost {
-    /// The cost of a pack, without padding.
-    pub fn of(&self, pack: &Pack) -> f64 {
-        self.per_token * pack.layout.len() as f64
-            + self.per_visible_pair * pack.layout.visible_pairs() as f64
-    }
-}
-
 /// Which rank trains which packs of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankAssignment {
@@ -35,22 +17,27 @@ pub struct RankAssignment {
     pub costs: Vec<f64>,
 }
 
-/// A coefficient that is no cost.
+/// What a pack is said to cost is no cost.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("{coefficient} is {value}, expected a finite number that is not negative")]
+#[error("pack {pack} costs {cost}, expected a finite number that is not negative")]
 pub struct PackCostError {
-    /// The field of [`PackCost`].
-    pub coefficient: &'static str,
-    /// Its value.
-    pub value: f64,
+    /// Index of the pack.
+    pub pack: usize,
+    /// What the function returned for it.
+    pub cost: f64,
 }
 
 /// Spreads the packs of a step over ranks so that the largest cost of a rank is small: those that
 /// belong together, the costliest first, each to the rank that has the least so far (longest
 /// processing time first; at most `4/3` of the best possible largest cost).
 ///
-/// The packs of a partitioned tree stay together, since they continue each other. All ranks
-/// together have the loss of the step, and the sum of their gradients is its gradient: weights
+/// `cost` tells what a pack costs, in any unit: for instance a sum of its tokens and visible pairs
+/// ([`crate::TreeLayout::visible_pairs`], past keys included) with measured coefficients.
+///
+/// The packs of a partitioned tree stay together, since they continue each other. Trees that share
+/// a pack do, too: give [`crate::PackOptions::ranks`] the number of ranks, so that eight small trees
+/// do not become one pack while seven ranks have nothing. A loss that compares trajectories of
+/// different trees needs them on one rank, which is not looked after here. All ranks together have the loss of the step, and the sum of their gradients is its gradient: weights
 /// contain the denominator of the whole step, so gradients are summed, not averaged.
 ///
 /// # Errors
@@ -59,15 +46,17 @@ pub struct PackCostError {
 /// # Example
 /// ```
 /// use std::num::NonZeroUsize;
-/// use tree_pack::{PackCost, PackOptions, Trajectory, assign_to_ranks, build_forests, pack_step};
+/// use tree_pack::{Pack, PackOptions, Trajectory, assign_to_ranks, build_forests, pack_step};
 ///
 /// let trajectories: Vec<_> = [5, 3, 2]
 ///     .into_iter()
 ///     .map(|n| Trajectory::new(format!("task{n}"), "run", vec![1; n], vec![true; n]))
 ///     .collect();
 /// let step = pack_step(&trajectories, &build_forests(&trajectories)?, &PackOptions::new(5))?;
-/// let cost = PackCost { per_token: 1.0, per_visible_pair: 0.01 };
-/// let ranks = assign_to_ranks(&step, NonZeroUsize::new(2).unwrap(), &cost)?;
+/// let cost = |pack: &Pack| {
+///     pack.layout.len() as f64 + 0.01 * pack.layout.visible_pairs() as f64
+/// };
+/// let ranks = assign_to_ranks(&step, NonZeroUsize::new(2).unwrap(), cost)?;
 /// assert_eq!(ranks.packs, [[0], [1]]); // 5 tokens, and 3 and 2 in one pack
 /// assert!(ranks.imbalance() < 1.01);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -75,16 +64,8 @@ pub struct PackCostError {
 pub fn assign_to_ranks(
     step: &PackedStep,
     ranks: NonZeroUsize,
-    cost: &PackCost,
+    cost: impl Fn(&Pack) -> f64,
 ) -> Result<RankAssignment, PackCostError> {
-    for (coefficient, value) in [
-        ("per_token", cost.per_token),
-        ("per_visible_pair", cost.per_visible_pair),
-    ] {
-        if !(value.is_finite() && value >= 0.0) {
-            return Err(PackCostError { coefficient, value });
-        }
-    }
     let mut groups: Vec<(f64, Vec<usize>)> = Vec::new();
     let mut group_of: Vec<usize> = Vec::with_capacity(step.packs.len());
     for (number, pack) in step.packs.iter().enumerate() {
@@ -96,7 +77,12 @@ pub fn assign_to_ranks(
             }
         };
         group_of.push(group);
-        groups[group].0 += cost.of(pack);
+        let cost = cost(pack);
+        if !(cost.is_finite() && cost >= 0.0) {
+            return Err(PackCostError { pack: number, cost });
+        }
+        // A negative zero would be out of order below.
+        groups[group].0 += cost.abs();
         groups[group].1.push(number);
     }
     groups.sort_by(|(one, _), (other, _)| other.total_cmp(one));

@@ -123,6 +123,7 @@ proptest! {
                         aggregation,
                         loss,
                         partitioning: Partitioning::Refuse,
+                        ranks: 1,
                     };
                     let merged = pack_step(&trajectories, &forests, &options(&forests));
                     let unshared = pack_step(&trajectories, &flat, &options(&flat));

@@ -38,6 +38,22 @@ fn predictions_of(step: &PackedStep) -> Vec<String> {
     all
 }
 
+/// How many trajectories go through each path, repeated rows not counted again.
+fn counts_of(step: &PackedStep) -> Vec<(Prefix, u32)> {
+    let mut counts = Vec::new();
+    for (pack, paths) in step.packs.iter().zip(paths_of(step)) {
+        assert_eq!(pack.trajectory_counts.len(), paths.len());
+        counts.extend(
+            paths
+                .into_iter()
+                .zip(pack.trajectory_counts.iter().copied()),
+        );
+    }
+    counts.retain(|&(_, count)| count > 0);
+    counts.sort();
+    counts
+}
+
 /// Checks all that a partitioned step promises beyond [`PackedStep::validate`].
 fn check(step: &PackedStep, options: &PackOptions) -> Result<(), TestCaseError> {
     prop_assert_eq!(step.validate(), Ok(()));
@@ -151,8 +167,14 @@ proptest! {
             prop_assert_eq!(&rows, &prefixes(&trajectories).into_keys().collect::<Vec<_>>());
         }
         let predictions = predictions_of(&whole);
+        let counts = counts_of(&whole);
+        for (path, count) in &counts {
+            let through = |own: &&Trajectory| own.task_id == path.0 && own.tokens.starts_with(&path.1);
+            let expected = if flat { 1 } else { trajectories.iter().filter(through).count() };
+            prop_assert_eq!(*count as usize, expected);
+        }
         for token_budget in budgets(&forests) {
-            let mut counts = Vec::new();
+            let mut packs = Vec::new();
             for partitioning in MODES.into_iter().chain([Partitioning::PerNode]) {
                 let options = PackOptions {
                     loss, pad_to_multiple, partitioning, ..PackOptions::new(token_budget)
@@ -168,9 +190,10 @@ proptest! {
                 prop_assert_eq!(step.merged, whole.merged);
                 let again = pack_step(&trajectories, &forests, &options).unwrap();
                 prop_assert_eq!(&step, &again, "the same arguments give the same packs");
-                counts.push(step.packs.len());
+                prop_assert_eq!(&counts_of(&step), &counts);
+                packs.push(step.packs.len());
             }
-            prop_assert!(counts[1] <= counts[0], "shared parts are not more: {:?}", counts);
+            prop_assert!(packs[1] <= packs[0], "shared parts are not more: {:?}", packs);
         }
     }
 
@@ -207,6 +230,7 @@ proptest! {
             rows.dedup();
             prop_assert_eq!(rows, prefixes(&trajectories).into_keys().collect::<Vec<_>>());
             prop_assert_eq!(&predictions_of(&step), &predictions_of(&whole));
+            prop_assert_eq!(&counts_of(&step), &counts_of(&whole));
         }
     }
 }

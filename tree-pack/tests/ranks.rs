@@ -7,14 +7,17 @@ use std::num::NonZeroUsize;
 use proptest::prelude::*;
 use reference::{packed_loss, trajectories};
 use tree_pack::{
-    LossForm, PackCost, PackOptions, PackedStep, Partitioning, Trajectory, assign_to_ranks,
-    build_forests, pack_step,
+    LossForm, Pack, PackOptions, PackedStep, Partitioning, PrefixForest, Trajectory,
+    assign_to_ranks, build_forests, pack_step,
 };
 
-const COST: PackCost = PackCost {
-    per_token: 1.0,
-    per_visible_pair: 0.125,
-};
+fn cost(pack: &Pack) -> f64 {
+    pack.layout.len() as f64 + 0.125 * pack.layout.visible_pairs() as f64
+}
+
+fn tokens(pack: &Pack) -> f64 {
+    pack.layout.len() as f64
+}
 
 fn ranks(count: usize) -> NonZeroUsize {
     NonZeroUsize::new(count).unwrap()
@@ -44,8 +47,8 @@ proptest! {
         count in 1usize..9,
     ) {
         let step = step(&trajectories, token_budget, LossForm::PerToken);
-        let assignment = assign_to_ranks(&step, ranks(count), &COST).unwrap();
-        prop_assert_eq!(&assignment, &assign_to_ranks(&step, ranks(count), &COST).unwrap());
+        let assignment = assign_to_ranks(&step, ranks(count), cost).unwrap();
+        prop_assert_eq!(&assignment, &assign_to_ranks(&step, ranks(count), cost).unwrap());
         let mut packs = assignment.packs.concat();
         packs.sort_unstable();
         prop_assert_eq!(packs, (0..step.packs.len()).collect::<Vec<_>>());
@@ -58,12 +61,12 @@ proptest! {
             prop_assert_eq!(own.validate(), Ok(()));
             prop_assert_eq!(own.totals, step.totals);
             prop_assert_eq!(own.packs.len(), packs.len());
-            let cost: f64 = own.packs.iter().map(|pack| COST.of(pack)).sum();
-            prop_assert_eq!(assignment.costs[rank], cost);
+            let sum: f64 = own.packs.iter().map(cost).sum();
+            prop_assert_eq!(assignment.costs[rank], sum);
             let mut unit = 0.0;
             for (&number, pack) in packs.iter().zip(&own.packs) {
                 prop_assert_eq!(&pack.layout, &step.packs[number].layout);
-                unit = if pack.gateway.is_some() { unit } else { 0.0 } + COST.of(pack);
+                unit = if pack.gateway.is_some() { unit } else { 0.0 } + cost(pack);
                 heaviest_unit = heaviest_unit.max(unit);
                 weights += pack.occurrences.weights.iter().sum::<f64>();
             }
@@ -98,11 +101,7 @@ fn more_ranks_than_trees() {
             .map(|&pack| step.packs[pack].task_ids[0].as_str());
         tasks.collect::<Vec<_>>().join(" ")
     };
-    let by_token = PackCost {
-        per_token: 1.0,
-        per_visible_pair: 0.0,
-    };
-    let assignment = assign_to_ranks(&step, ranks(5), &by_token).unwrap();
+    let assignment = assign_to_ranks(&step, ranks(5), tokens).unwrap();
     let found: Vec<_> = assignment.packs.iter().map(tasks).collect();
     assert_eq!(found, ["b b", "a", "c", "", ""]);
     assert_eq!(assignment.costs, [20.0, 9.0, 7.0, 0.0, 0.0]);
@@ -125,43 +124,69 @@ fn long_trees_are_assigned_first() {
         .map(|(task, n)| chain(task, n))
         .collect();
     let step = step(&trajectories, 3, LossForm::LogLikelihood);
-    let by_token = PackCost {
-        per_token: 1.0,
-        per_visible_pair: 0.0,
-    };
-    let assignment = assign_to_ranks(&step, ranks(2), &by_token).unwrap();
+    let assignment = assign_to_ranks(&step, ranks(2), tokens).unwrap();
     assert_eq!(assignment.costs.iter().sum::<f64>(), 14.0);
     assert_eq!(assignment.imbalance(), 8.0 / 7.0, "{assignment:?}");
 }
 
 #[test]
 fn costs_are_finite_and_not_negative() {
-    let step = step(&[chain("a", 3)], 3, LossForm::LogLikelihood);
-    for (cost, message) in [
+    let step = step(&[chain("a", 3), chain("b", 2)], 3, LossForm::LogLikelihood);
+    for (value, message) in [
         (
-            PackCost {
-                per_token: f64::NAN,
-                per_visible_pair: 0.0,
-            },
-            "per_token is NaN, expected a finite number that is not negative",
+            f64::NAN,
+            "pack 0 costs NaN, expected a finite number that is not negative",
         ),
         (
-            PackCost {
-                per_token: 0.0,
-                per_visible_pair: -1.0,
-            },
-            "per_visible_pair is -1, expected a finite number that is not negative",
+            -1.0,
+            "pack 0 costs -1, expected a finite number that is not negative",
         ),
     ] {
-        let error = assign_to_ranks(&step, ranks(2), &cost).unwrap_err();
+        let error = assign_to_ranks(&step, ranks(2), |_| value).unwrap_err();
         assert_eq!(error.to_string(), message);
     }
-    let free = PackCost {
-        per_token: 0.0,
-        per_visible_pair: 0.0,
-    };
-    let assignment = assign_to_ranks(&step, ranks(2), &free).unwrap();
+    let assignment = assign_to_ranks(&step, ranks(2), |_| -0.0).unwrap();
     assert_eq!(assignment.imbalance(), 1.0);
-    let nothing = assign_to_ranks(&PackedStep::default(), ranks(2), &COST).unwrap();
+    let nothing = assign_to_ranks(&PackedStep::default(), ranks(2), cost).unwrap();
     assert_eq!(nothing.packs, [[], []] as [[usize; 0]; 2]);
+}
+
+/// Eight trees that would fit one pack keep eight ranks busy, if the packs are made for these; a
+/// large tree is cut by the budget, not by the number of ranks.
+#[test]
+fn packs_are_made_for_the_ranks() {
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let mut trajectories: Vec<_> = names.iter().map(|task| chain(task, 100)).collect();
+    let packed = |trajectories: &[Trajectory], ranks| {
+        let options = PackOptions {
+            ranks,
+            partitioning: Partitioning::Connected,
+            ..PackOptions::new(1000)
+        };
+        let forests = build_forests(trajectories).unwrap();
+        pack_step(trajectories, &forests, &options).unwrap()
+    };
+    let imbalance = |trajectories: &[Trajectory], made_for, count| {
+        let step = packed(trajectories, made_for);
+        assign_to_ranks(&step, ranks(count), tokens)
+            .unwrap()
+            .imbalance()
+    };
+    assert_eq!(imbalance(&trajectories, 1, 8), 8.0);
+    assert_eq!(imbalance(&trajectories, 8, 8), 1.0);
+    assert_eq!(imbalance(&trajectories, 3, 3), 300.0 * 3.0 / 800.0);
+    trajectories.push(chain("large", 2500));
+    let step = packed(&trajectories, 8);
+    let lengths: Vec<_> = step.packs.iter().map(|pack| pack.layout.len()).collect();
+    assert_eq!(
+        lengths,
+        [100, 100, 100, 100, 100, 100, 100, 100, 500, 1000, 1000]
+    );
+
+    let options = PackOptions {
+        ranks: 0,
+        ..PackOptions::new(1000)
+    };
+    let error = pack_step::<PrefixForest>(&[], &[], &options).unwrap_err();
+    assert_eq!(error.to_string(), "ranks is 0, expected 1 to 2147483647");
 }

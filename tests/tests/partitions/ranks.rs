@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use burn::optim::GradientsAccumulator;
 use burn_tree_train::StepOptions;
-use tree_pack::{Aggregation, Objective, PackCost, Partitioning, Trajectory, assign_to_ranks};
+use tree_pack::{Aggregation, Objective, Pack, Partitioning, Trajectory, assign_to_ranks};
 use tree_training_tests::device::{autodiff_device, test_dtypes};
 use tree_training_tests::equality::bars;
 use tree_training_tests::models::{dense_config, hybrid_config, random_model};
@@ -36,10 +36,7 @@ fn ranks_together_have_the_gradient_of_one() {
     let device = autodiff_device();
     let trajectories = uneven();
     let objective = Objective::PerOccurrence;
-    let cost = PackCost {
-        per_token: 1.0,
-        per_visible_pair: 0.01,
-    };
+    let cost = |pack: &Pack| pack.layout.len() as f64 + 0.01 * pack.layout.visible_pairs() as f64;
     for dtype in test_dtypes() {
         for config in [dense_config(VOCABULARY), hybrid_config(VOCABULARY)] {
             let model = random_model(&config, 3, dtype, &device);
@@ -57,7 +54,7 @@ fn ranks_together_have_the_gradient_of_one() {
                 // Fewer ranks than trees, and more.
                 for ranks in [2, 5] {
                     let ranks = NonZeroUsize::new(ranks).expect("not zero");
-                    let assignment = assign_to_ranks(&packed, ranks, &cost).expect("valid costs");
+                    let assignment = assign_to_ranks(&packed, ranks, cost).expect("valid costs");
                     let mut gradients = GradientsAccumulator::new();
                     let (mut loss, mut predictions) = (0.0, Vec::new());
                     for rank in 0..ranks.get() {

@@ -1,7 +1,7 @@
 //! Packed steps as files: safetensors, with a description in JSON in the header.
 //!
 //! The tensors of pack `i` are called `i.tokens`, `i.position_ids`, `i.parents`,
-//! `i.subtree_ends`, `i.segments` (`[S, 3]`: start, end, parent or -1), and
+//! `i.subtree_ends`, `i.trajectory_counts`, `i.segments` (`[S, 3]`: start, end, parent or -1), and
 //! `i.occurrences.rows`, `.targets`, `.weights`, `.multiplicities`, `.trajectories`,
 //! `.token_indices`, `.advantages`, `.old_log_probs`, `.ref_log_probs`, `.sampling_log_probs`;
 //! of a pack with a gateway also `i.gateway.runs` (`[R, 6]`: pack, first row, end of the rows,
@@ -217,6 +217,7 @@ impl PackedStep {
             integers("tokens", &layout.tokens);
             integers("position_ids", &layout.position_ids);
             integers("subtree_ends", &layout.subtree_ends);
+            integers("trajectory_counts", &pack.trajectory_counts);
             integers("occurrences.rows", &occurrences.rows);
             integers("occurrences.targets", &occurrences.targets);
             integers("occurrences.multiplicities", &occurrences.multiplicities);
@@ -363,6 +364,7 @@ impl StepFile<'_> {
         Ok(Pack {
             layout,
             occurrences,
+            trajectory_counts: self.column(&name("trajectory_counts"), rows)?,
             padded_len,
             task_ids,
             gateway: gateway.transpose()?,

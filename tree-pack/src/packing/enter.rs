@@ -81,6 +81,7 @@ fn enter_forest<'a>(
         first_trajectory: 0,
         trained: forest.trajectories().iter().map(trained).collect(),
         first_trained: forest.merged().first_trained(trajectories),
+        trajectories_by_node: forest.trajectories_by_node(),
         members,
         member_offsets,
     })

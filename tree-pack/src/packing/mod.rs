@@ -16,7 +16,7 @@ use self::enter::{enter_step, step_inputs};
 pub use self::error::{OccurrenceName, PackError};
 use self::merging::find_unmergeable;
 pub use self::partition::Partitioning;
-use self::partition::{Partition, SmallerTrees, packs_of};
+use self::partition::{Partition, SmallerTrees, TreeNodes, packs_of};
 pub use self::validate::{PacksError, validate_packs};
 use crate::forest::{MAX_ROWS, PrefixForest};
 use crate::layout::TreeLayout;
@@ -41,11 +41,15 @@ pub struct PackOptions {
     pub loss: LossForm,
     /// What becomes of trees over the budget.
     pub partitioning: Partitioning,
+    /// Devices that will train the packs of the step together ([`crate::assign_to_ranks`]). Packs
+    /// of whole trees are kept small enough that each device can have as many tokens of them, as
+    /// far as trees allow; 1 fills packs up to the budget.
+    pub ranks: usize,
 }
 
 impl PackOptions {
-    /// Token mean of the negative log-likelihood over all occurrences, no padding; trees over the
-    /// budget are refused.
+    /// Token mean of the negative log-likelihood over all occurrences, no padding, one device;
+    /// trees over the budget are refused.
     pub fn new(token_budget: usize) -> Self {
         Self {
             token_budget,
@@ -54,6 +58,7 @@ impl PackOptions {
             aggregation: Aggregation::TokenMean,
             loss: LossForm::default(),
             partitioning: Partitioning::default(),
+            ranks: 1,
         }
     }
 }
@@ -157,6 +162,7 @@ fn check_options(options: &PackOptions) -> Result<(), PackError> {
     for (option, value) in [
         ("token_budget", options.token_budget),
         ("pad_to_multiple", options.pad_to_multiple),
+        ("ranks", options.ranks),
     ] {
         if value == 0 || value > MAX_ROWS {
             let expected = format!("1 to {MAX_ROWS}");
@@ -220,7 +226,9 @@ fn step_packs(
         .into_iter()
         .partition(|tree| rows_of(tree) <= budget && !per_node);
     let sizes: Vec<usize> = whole.iter().map(rows_of).collect();
-    let bins = fill_bins(&sizes, budget).into_iter();
+    let even = sizes.iter().sum::<usize>().div_ceil(options.ranks);
+    let largest = sizes.iter().copied().max().unwrap_or(0);
+    let bins = fill_bins(&sizes, budget.min(even.max(largest))).into_iter();
     // By the first tree of each.
     let mut units: Vec<((u32, u32), Unit)> = bins
         .map(|bin| {
@@ -263,7 +271,12 @@ fn step_packs(
                     padding,
                 )
             }
-            Unit::Trees(trees) => trees.packs(owner, tree as usize, &occurrences(), padding),
+            Unit::Trees(trees) => trees.packs(
+                owner,
+                &tree_nodes(&forests[forest as usize], tree as usize),
+                &occurrences(),
+                padding,
+            ),
         }
     });
     Ok(packs.collect())
@@ -275,26 +288,33 @@ fn split_tree(
     tree: usize,
     options: &PackOptions,
 ) -> Result<Unit, PackError> {
-    let forest = step_forest.forest;
     let budget = options.token_budget;
+    let nodes = tree_nodes(step_forest, tree);
     match options.partitioning {
         Partitioning::Refuse => Err(over_budget(step_forest, tree, budget)),
-        Partitioning::Connected | Partitioning::Shared | Partitioning::PerNode => {
-            let partition = Partition::new(forest, tree, budget as u32, options.partitioning);
-            Ok(Unit::Parts(partition))
-        }
+        Partitioning::Connected => Ok(Unit::Parts(Partition::connected(&nodes, budget as u32))),
+        Partitioning::Shared => Ok(Unit::Parts(Partition::shared(&nodes, budget as u32))),
+        Partitioning::PerNode => Ok(Unit::Parts(Partition::per_node(&nodes, budget as u32))),
         Partitioning::RepeatedPrefixes => {
-            let nodes = &forest.trees()[tree].nodes;
-            let nodes = &forest.nodes()[nodes.start as usize..nodes.end as usize];
-            let trees = SmallerTrees::new(nodes, budget);
+            let trees = SmallerTrees::new(nodes.nodes, budget);
             let trees = trees.map_err(|tokens| PackError::PathOverBudget {
-                task_id: forest.task_id().to_owned(),
+                task_id: step_forest.forest.task_id().to_owned(),
                 tree,
                 tokens,
                 token_budget: budget,
             })?;
             Ok(Unit::Trees(trees))
         }
+    }
+}
+
+fn tree_nodes<'a>(step_forest: &'a StepForest, tree: usize) -> TreeNodes<'a> {
+    let numbers = step_forest.forest.trees()[tree].nodes.clone();
+    let range = numbers.start as usize..numbers.end as usize;
+    TreeNodes {
+        nodes: &step_forest.forest.nodes()[range.clone()],
+        first_node: numbers.start,
+        trajectories: &step_forest.trajectories_by_node[range],
     }
 }
 
@@ -354,6 +374,14 @@ fn build_pack(
             .map(|(forest, _)| forest.task_id().to_owned())
             .collect(),
         occurrences: occurrences_of(rules, forests, trees),
+        trajectory_counts: trees
+            .iter()
+            .flat_map(|&(forest, tree)| {
+                let tree = tree_nodes(&forests[forest as usize], tree as usize);
+                let nodes = tree.nodes.iter().zip(tree.trajectories);
+                nodes.flat_map(|(node, &count)| std::iter::repeat_n(count, node.token_count()))
+            })
+            .collect(),
         gateway: None,
         layout,
     }

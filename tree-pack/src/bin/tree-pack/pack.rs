@@ -20,8 +20,9 @@ use crate::stats::{Format, new_table};
 
 /// Pack trees into rows of a token budget, with the weights of an optimizer step, and save them.
 ///
-/// A tree over the budget is an error, unless --partitioning says how to cut it. Without --tasks-per-step all tasks make
-/// one step and the output is a safetensors file; with it the output is a folder of one file a step.
+/// A tree over the budget is an error, unless --partitioning says how to cut it. Without
+/// --tasks-per-step all tasks make one step and the output is a safetensors file; with it the
+/// output is a folder of one file a step.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -38,6 +39,9 @@ pub struct Args {
     /// What becomes of trees over the budget.
     #[arg(long, value_name = "NAME", default_value = "refuse")]
     partitioning: PartitioningName,
+    /// Devices that will share a step: packs are kept small enough that each can have some.
+    #[arg(long, value_name = "N", default_value = "1")]
+    ranks: NonZeroUsize,
     /// How predictions that trajectories share count.
     #[arg(long, value_name = "NAME", default_value = "per-occurrence")]
     objective: ObjectiveName,
@@ -144,6 +148,7 @@ impl Args {
                 LossName::PerTrajectory => LossForm::PerTrajectory,
             },
             partitioning: self.partitioning.into(),
+            ranks: self.ranks.get(),
         };
         Ok(pack_step(trajectories, forests, &options)?)
     }

@@ -6,7 +6,7 @@ mod repeated;
 mod shared;
 
 use self::connected::Cut;
-use crate::forest::{Node, PrefixForest};
+use crate::forest::Node;
 
 pub(super) use self::packs::packs_of;
 pub(super) use self::repeated::SmallerTrees;
@@ -51,12 +51,23 @@ struct Piece {
     position: u32,
     /// Its part.
     part: u32,
+    /// Number of trajectories through it.
+    trajectories: u32,
 }
 
 impl Piece {
     fn token_count(&self) -> u32 {
         self.end - self.start
     }
+}
+
+/// The nodes of a tree.
+pub(super) struct TreeNodes<'a> {
+    pub nodes: &'a [Node],
+    /// Number of the first one in its forest.
+    pub first_node: u32,
+    /// Number of trajectories through each.
+    pub trajectories: &'a [u32],
 }
 
 /// A tree in parts.
@@ -68,38 +79,32 @@ pub(super) struct Partition {
 }
 
 impl Partition {
-    /// Cuts a tree into parts of at most `budget` tokens, with gateways.
-    pub fn new(
-        forest: &PrefixForest,
-        tree: usize,
-        budget: u32,
-        partitioning: Partitioning,
-    ) -> Self {
-        let numbers = &forest.trees()[tree].nodes;
-        let nodes = &forest.nodes()[numbers.start as usize..numbers.end as usize];
-        let cut = |cuts: Vec<Cut>| Self::cut(nodes, numbers.start, budget, &cuts);
-        let connected = || cut(connected::fewest_cuts(nodes, budget));
-        match partitioning {
-            Partitioning::PerNode => cut(nodes
-                .iter()
-                .map(|node| Cut {
-                    above: true,
-                    top: (node.end - node.start - 1) % budget + 1,
-                })
-                .collect()),
-            Partitioning::Shared => {
-                let one = shared::share(connected(), budget);
-                let other = cut(connected::all_or_none_cuts(nodes, budget));
-                let other = shared::share(other, budget);
-                let order = |partition: &Self| (partition.len(), partition.retained_tokens());
-                if order(&other) < order(&one) {
-                    other
-                } else {
-                    one
-                }
-            }
-            _ => connected(),
+    /// As few connected parts of at most `budget` tokens as possible.
+    pub fn connected(tree: &TreeNodes, budget: u32) -> Self {
+        Self::cut(tree, budget, &connected::fewest_cuts(tree.nodes, budget))
+    }
+
+    /// Parts of at most `budget` tokens that share packs: the better of two attempts.
+    pub fn shared(tree: &TreeNodes, budget: u32) -> Self {
+        let one = shared::share(Self::connected(tree, budget), budget);
+        let other = connected::all_or_none_cuts(tree.nodes, budget);
+        let other = shared::share(Self::cut(tree, budget, &other), budget);
+        let order = |partition: &Self| (partition.len(), partition.retained_tokens());
+        if order(&other) < order(&one) {
+            other
+        } else {
+            one
         }
+    }
+
+    /// One part a node, or several if it has more than `budget` tokens.
+    pub fn per_node(tree: &TreeNodes, budget: u32) -> Self {
+        let cut = |node: &Node| Cut {
+            above: true,
+            top: (node.end - node.start - 1) % budget + 1,
+        };
+        let cuts: Vec<Cut> = tree.nodes.iter().map(cut).collect();
+        Self::cut(tree, budget, &cuts)
     }
 
     /// Number of parts.
@@ -108,14 +113,14 @@ impl Partition {
     }
 
     /// Connected parts.
-    fn cut(nodes: &[Node], first_node: u32, budget: u32, cuts: &[Cut]) -> Self {
-        let mut pieces: Vec<Piece> = Vec::with_capacity(nodes.len());
+    fn cut(tree: &TreeNodes, budget: u32, cuts: &[Cut]) -> Self {
+        let mut pieces: Vec<Piece> = Vec::with_capacity(tree.nodes.len());
         let mut parents = Vec::new();
-        let mut last_pieces = Vec::with_capacity(nodes.len());
-        for (node, cut) in nodes.iter().zip(cuts) {
+        let mut last_pieces = Vec::with_capacity(tree.nodes.len());
+        for ((node, cut), &trajectories) in tree.nodes.iter().zip(cuts).zip(tree.trajectories) {
             let mut parent = node
                 .parent
-                .map(|parent| last_pieces[(parent - first_node) as usize]);
+                .map(|parent| last_pieces[(parent - tree.first_node) as usize]);
             let mut begins_part = cut.above;
             let mut rows = node.start..node.end.min(node.start + cut.top);
             loop {
@@ -134,6 +139,7 @@ impl Partition {
                     parent,
                     position,
                     part,
+                    trajectories,
                 });
                 parent = Some(pieces.len() as u32 - 1);
                 if rows.end == node.end {

@@ -52,6 +52,7 @@ pub fn packs_of(
         packs.push(Pack {
             padded_len: layout.len().next_multiple_of(pad_to_multiple),
             task_ids: vec![forest.task_id().to_owned(); layout.roots().count()],
+            trajectory_counts: trajectory_counts(pieces, own),
             occurrences,
             gateway,
             layout,
@@ -99,6 +100,14 @@ pub fn layout_of(pieces: &[Piece], own: &[u32], forest: &PrefixForest) -> TreeLa
         layout.subtree_ends.extend(std::iter::repeat_n(end, count));
     }
     layout
+}
+
+/// Number of trajectories through each row of the given pieces.
+pub fn trajectory_counts(pieces: &[Piece], own: &[u32]) -> Vec<u32> {
+    let pieces = own.iter().map(|&piece| &pieces[piece as usize]);
+    let counts =
+        pieces.map(|piece| std::iter::repeat_n(piece.trajectories, piece.token_count() as usize));
+    counts.flatten().collect()
 }
 
 /// The occurrences of a tree by the part that owns their rows.

@@ -1,8 +1,8 @@
 //! Smaller trees that repeat the prefixes they have in common: what a tree over the budget costs
 //! without gateways.
 
-use super::Piece;
-use super::packs::layout_of;
+use super::packs::{layout_of, trajectory_counts};
+use super::{Piece, TreeNodes};
 use crate::forest::{Node, PrefixForest};
 use crate::occurrence::Occurrences;
 use crate::pack::Pack;
@@ -59,20 +59,22 @@ impl SmallerTrees {
     pub fn packs(
         &self,
         forest: &PrefixForest,
-        tree: usize,
+        tree: &TreeNodes,
         occurrences: &Occurrences,
         pad_to_multiple: usize,
     ) -> Vec<Pack> {
-        let tree = &forest.trees()[tree];
-        let nodes = &forest.nodes()[tree.nodes.start as usize..tree.nodes.end as usize];
-        let piece = |node: &Node| Piece {
+        let &TreeNodes {
+            nodes, first_node, ..
+        } = tree;
+        let piece = |(node, &trajectories): (&Node, &u32)| Piece {
             start: node.start,
             end: node.end,
-            parent: node.parent.map(|parent| parent - tree.nodes.start),
+            parent: node.parent.map(|parent| parent - first_node),
             position: node.position,
             part: 0,
+            trajectories,
         };
-        let pieces: Vec<Piece> = nodes.iter().map(piece).collect();
+        let pieces: Vec<Piece> = nodes.iter().zip(tree.trajectories).map(piece).collect();
         let mut packs: Vec<Pack> = Vec::with_capacity(self.len());
         // For each node the first pack that has it, and its first row there.
         let mut places: Vec<(u32, u32)> = Vec::with_capacity(nodes.len());
@@ -85,6 +87,10 @@ impl SmallerTrees {
             let repeated = own.len();
             own.extend(new.start as u32..new.end as u32);
             let layout = layout_of(&pieces, &own, forest);
+            let mut counts = trajectory_counts(&pieces, &own);
+            // Their trajectories are counted in the pack before that has these rows, too.
+            let repeated_rows = layout.segments[repeated].start as usize;
+            counts[..repeated_rows].fill(0);
             let number = packs.len() as u32;
             places.extend(
                 layout.segments[repeated..]
@@ -95,18 +101,12 @@ impl SmallerTrees {
                 padded_len: layout.len().next_multiple_of(pad_to_multiple),
                 task_ids: vec![forest.task_id().to_owned()],
                 occurrences: occurrences.without_entries(),
+                trajectory_counts: counts,
                 gateway: None,
                 layout,
             });
         }
-        distribute(
-            occurrences,
-            forest,
-            tree.nodes.start,
-            nodes,
-            &places,
-            &mut packs,
-        );
+        distribute(occurrences, forest, first_node, nodes, &places, &mut packs);
         packs
     }
 }
