@@ -1,7 +1,7 @@
 //! Bin packing.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, BinaryHeap};
 
 /// Best-fit decreasing: the largest item first, each into the fullest bin that still holds it.
 /// Bins are in order of their first items, items in order of their numbers.
@@ -9,13 +9,55 @@ pub fn fill_bins(sizes: &[usize], budget: usize) -> Vec<Vec<u32>> {
     fill_bins_beside(sizes, budget, 0).1
 }
 
-/// As [`fill_bins`], beside a bin that has some room already; what goes there comes first.
-pub fn fill_bins_beside(sizes: &[usize], budget: usize, room: usize) -> (Vec<u32>, Vec<Vec<u32>>) {
+/// Bins whose number is a multiple of `ranks`, if there are so many items, and whose sizes are
+/// even: the largest item first, each into the emptiest bin.
+pub fn fill_bins_evenly(sizes: &[usize], budget: usize, ranks: usize) -> Vec<Vec<u32>> {
+    let fewest = fill_bins(sizes, budget);
+    let count = fewest.len().next_multiple_of(ranks).min(sizes.len());
+    if count == fewest.len() {
+        return fewest;
+    }
+    let mut bins: Vec<Vec<u32>> = vec![Vec::new(); count];
+    let mut filled: BinaryHeap<_> = (0..count).map(|bin| Reverse((0, bin))).collect();
+    for item in largest_first(sizes) {
+        let size = sizes[item as usize];
+        let emptiest = filled
+            .peek()
+            .map_or((budget, 0), |&Reverse(emptiest)| emptiest);
+        let (fill, bin) = match emptiest.0 + size <= budget {
+            true => {
+                filled.pop();
+                emptiest
+            }
+            false => {
+                bins.push(Vec::new());
+                (0, bins.len() - 1)
+            }
+        };
+        bins[bin].push(item);
+        filled.push(Reverse((fill + size, bin)));
+    }
+    in_order(bins)
+}
+
+fn largest_first(sizes: &[usize]) -> Vec<u32> {
     let mut order: Vec<u32> = (0..sizes.len() as u32).collect();
     order.sort_by_key(|&item| Reverse(sizes[item as usize]));
+    order
+}
+
+/// Bins, none of which is empty, in order of their first items.
+fn in_order(mut bins: Vec<Vec<u32>>) -> Vec<Vec<u32>> {
+    bins.iter_mut().for_each(|bin| bin.sort_unstable());
+    bins.sort_unstable_by_key(|bin| bin[0]);
+    bins
+}
+
+/// As [`fill_bins`], beside a bin that has some room already; what goes there comes first.
+pub fn fill_bins_beside(sizes: &[usize], budget: usize, room: usize) -> (Vec<u32>, Vec<Vec<u32>>) {
     let mut bins: Vec<Vec<u32>> = vec![Vec::new()];
     let mut open = BTreeSet::from([(room, 0)]);
-    for item in order {
+    for item in largest_first(sizes) {
         let size = sizes[item as usize];
         let (room, bin) = open.range((size, 0)..).next().copied().unwrap_or_else(|| {
             bins.push(Vec::new());
@@ -25,8 +67,7 @@ pub fn fill_bins_beside(sizes: &[usize], budget: usize, room: usize) -> (Vec<u32
         open.remove(&(room, bin));
         open.insert((room - size, bin));
     }
-    bins.iter_mut().for_each(|bin| bin.sort_unstable());
-    let beside = bins.swap_remove(0);
-    bins.sort_unstable_by_key(|bin| bin[0]);
-    (beside, bins)
+    let mut beside = bins.swap_remove(0);
+    beside.sort_unstable();
+    (beside, in_order(bins))
 }

@@ -11,7 +11,7 @@ use std::borrow::Borrow;
 
 use rayon::prelude::*;
 
-use self::bins::fill_bins;
+use self::bins::fill_bins_evenly;
 use self::enter::{enter_step, step_inputs};
 pub use self::error::{OccurrenceName, PackError};
 use self::merging::find_unmergeable;
@@ -41,9 +41,9 @@ pub struct PackOptions {
     pub loss: LossForm,
     /// What becomes of trees over the budget.
     pub partitioning: Partitioning,
-    /// Devices that will train the packs of the step together ([`crate::assign_to_ranks`]). Packs
-    /// of whole trees are kept small enough that each device can have as many tokens of them, as
-    /// far as trees allow; 1 fills packs up to the budget.
+    /// Devices that will train the packs of the step together ([`crate::assign_to_ranks`]). The
+    /// number of packs of whole trees is a multiple of it, and their sizes are even, as far as the
+    /// trees allow.
     pub ranks: usize,
 }
 
@@ -226,9 +226,7 @@ fn step_packs(
         .into_iter()
         .partition(|tree| rows_of(tree) <= budget && !per_node);
     let sizes: Vec<usize> = whole.iter().map(rows_of).collect();
-    let even = sizes.iter().sum::<usize>().div_ceil(options.ranks);
-    let largest = sizes.iter().copied().max().unwrap_or(0);
-    let bins = fill_bins(&sizes, budget.min(even.max(largest))).into_iter();
+    let bins = fill_bins_evenly(&sizes, budget, options.ranks).into_iter();
     // By the first tree of each.
     let mut units: Vec<((u32, u32), Unit)> = bins
         .map(|bin| {

@@ -39,7 +39,7 @@ pub struct Args {
     /// What becomes of trees over the budget.
     #[arg(long, value_name = "NAME", default_value = "refuse")]
     partitioning: PartitioningName,
-    /// Devices that will share a step: packs are kept small enough that each can have some.
+    /// Devices that will share a step: so many packs, or a multiple, of even sizes.
     #[arg(long, value_name = "N", default_value = "1")]
     ranks: NonZeroUsize,
     /// How predictions that trajectories share count.
