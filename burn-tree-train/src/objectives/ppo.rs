@@ -73,7 +73,11 @@ impl PpoOptions {
     /// How steps are to be packed: merged only where all inputs agree.
     pub const LOSS_FORM: LossForm = LossForm::PerToken;
 
-    fn check(&self) -> Result<(), ObjectiveInputError> {
+    /// Checks that every option is in its range, as [`try_ppo_loss`] does.
+    ///
+    /// # Errors
+    /// [`ObjectiveInputError::Option`]
+    pub fn check(&self) -> Result<(), ObjectiveInputError> {
         self.clip.check()?;
         if let Some(bound) = self.dual_clip {
             check_option("dual_clip", bound, bound > 1.0, "more than 1")?;

@@ -4,7 +4,8 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_tree_train::TreeModel;
-use tree_pack::PackedStep;
+use serde::Serialize;
+use tree_pack::{PackedStep, Trajectory};
 
 use super::optimizer_step::{self, Trainer};
 use super::pass::PassError;
@@ -24,7 +25,7 @@ pub enum LogProbs {
 /// packs are those of the steps, so that a step that follows computes the very same numbers.
 ///
 /// # Errors
-/// [`PassError`] if the tasks cannot be packed, or the device fails.
+/// [`PassError`] if the tasks cannot be packed, or their packs contradict each other.
 pub fn compute<M: Module + TreeModel>(
     which: LogProbs,
     plan: &mut StepPlan,
@@ -39,6 +40,68 @@ pub fn compute<M: Module + TreeModel>(
         set(which, plan, &step, log_probs);
     }
     Ok(())
+}
+
+/// Where log-probabilities of recorded tokens come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogProbSource {
+    /// The data, if they have them, else the model.
+    #[default]
+    Auto,
+    /// The data.
+    Data,
+    /// The model.
+    Model,
+}
+
+impl LogProbSource {
+    /// Whether the model is to compute them, given the data.
+    ///
+    /// # Errors
+    /// The first trajectory without, if the data have to have them, or others have.
+    pub fn is_model(self, which: LogProbs, data: &[Trajectory]) -> Result<bool, MissingLogProbs> {
+        let has = |trajectory: &Trajectory| match which {
+            LogProbs::Old => trajectory.old_log_probs.is_some(),
+            LogProbs::Reference => trajectory.ref_log_probs.is_some(),
+        };
+        let without = data.iter().find(|trajectory| !has(trajectory));
+        match (self, without) {
+            (Self::Model, _) => Ok(true),
+            (_, None) => Ok(false),
+            (Self::Auto, Some(_)) if !data.iter().any(has) => Ok(true),
+            (_, Some(trajectory)) => Err(MissingLogProbs {
+                field: which.field(),
+                task_id: trajectory.task_id.clone(),
+                rollout_id: trajectory.rollout_id.clone(),
+            }),
+        }
+    }
+}
+
+/// A trajectory without log-probabilities.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "task {task_id:?}, rollout {rollout_id:?} has no {field}; let the model compute them for all, or \
+     give them for all"
+)]
+pub struct MissingLogProbs {
+    /// Their name in the data.
+    pub field: &'static str,
+    /// The task.
+    pub task_id: String,
+    /// The rollout.
+    pub rollout_id: String,
+}
+
+impl LogProbs {
+    /// Their name in the data.
+    pub fn field(self) -> &'static str {
+        match self {
+            Self::Old => "old_logps",
+            Self::Reference => "ref_logps",
+        }
+    }
 }
 
 /// Distributes the log-probabilities of the occurrences of every pack to the trajectories.

@@ -110,17 +110,14 @@ impl<M: Module + TreeModel> Trainer<M> {
         let start = Instant::now();
         let worker = self.precision.shadow(&self.model);
         let (packs, options) = (&step.packs, &self.options);
-        let first_pass = match objective.needs_first_pass(step) {
-            true => Some(log_probs(&worker, packs, options, &self.device)?),
-            false => None,
-        };
-        let mut loss_of_step = objective.loss(step, first_pass);
+        let mut loss_of_step = objective.loss(step);
+        collect_first(&mut loss_of_step, &worker, packs, options, &self.device)?;
         let (losses, gradients) = step_gradients(
             &worker,
             packs,
             options,
             &self.device,
-            |pack, log_probs, occurrences| loss_of_step.of_pack(pack, log_probs, occurrences),
+            |_, log_probs, occurrences| loss_of_step.of_pack(log_probs, occurrences),
         )?;
         drop(worker);
         // Everything is submitted before anything is waited for: the device computes without a
@@ -190,7 +187,7 @@ pub fn log_probs<M: Module + TreeModel>(
     })
 }
 
-/// Loss of packs without gradients.
+/// Loss of packs without gradients, and what the objective measures on them.
 ///
 /// # Errors
 /// As [`step_forward`].
@@ -201,19 +198,32 @@ pub fn evaluate<M: Module + TreeModel>(
     options: &StepOptions,
     device: &Device,
 ) -> Result<(f64, Metrics), burn_tree_train::StepError> {
-    let first_pass = match objective.needs_first_pass(step) {
-        true => Some(log_probs(model, &step.packs, options, device)?),
-        false => None,
-    };
-    let mut loss = objective.loss(step, first_pass);
+    let mut loss = objective.loss(step);
+    collect_first(&mut loss, model, &step.packs, options, device)?;
     let losses = step_forward(
         model,
         &step.packs,
         options,
         device,
-        |pack, log_probs, occurrences| loss.of_pack(pack, log_probs, occurrences),
+        |_, log_probs, occurrences| loss.of_pack(log_probs, occurrences),
     )?;
     Ok((sum_on_host(losses), loss.metrics()))
+}
+
+/// A forward pass over all packs for a loss that needs one before the first pack.
+fn collect_first<M: Module + TreeModel>(
+    loss: &mut impl StepLoss,
+    model: &M,
+    packs: &[Pack],
+    options: &StepOptions,
+    device: &Device,
+) -> Result<(), burn_tree_train::StepError> {
+    if loss.needs_first_pass() {
+        step_forward(model, packs, options, device, |_, output, occurrences| {
+            loss.collect(&output.log_probs, occurrences);
+        })?;
+    }
+    Ok(())
 }
 
 /// The sum of losses of one element each, read in one transfer.

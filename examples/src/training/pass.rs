@@ -59,6 +59,18 @@ impl<M: Module + TreeModel, O: Objective> Pass<M, O> {
         self.plan.sharing()
     }
 
+    /// Computes the reference log-probabilities of all data under the model of `reference`, and
+    /// returns the seconds that it took.
+    ///
+    /// # Errors
+    /// [`PassError`] if the trajectories cannot be packed.
+    pub fn compute_reference(&mut self, reference: &Trainer<M>) -> Result<f64, PassError> {
+        let start = Instant::now();
+        let steps = self.plan.in_steps();
+        log_probs::compute(LogProbs::Reference, &mut self.plan, &steps, reference)?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+
     /// Packs and makes step `step`, counted from 0. Packing is not part of the measured time: it
     /// takes milliseconds and can be done while the step before is computed.
     ///
@@ -82,6 +94,8 @@ impl<M: Module + TreeModel, O: Objective> Pass<M, O> {
             .step(&packed, &self.objective, learning_rate)
             .map_err(|error| PassError::Step { step, error })?;
         let counts = StepCounts::of_packs(&packed.packs);
+        let mut metrics = outcome.metrics;
+        metrics.extend(self.objective.describe(&packed, self.plan.trajectories()));
         Ok(PassRecord {
             loss: outcome.loss,
             loss_scale: self.objective.scale(&packed),
@@ -94,7 +108,7 @@ impl<M: Module + TreeModel, O: Objective> Pass<M, O> {
             predictions: counts.predictions,
             flops: self.cost.step_flops(&counts),
             log_prob_seconds,
-            metrics: outcome.metrics,
+            metrics,
         })
     }
 }

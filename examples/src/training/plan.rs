@@ -170,6 +170,13 @@ impl StepPlan {
         }
     }
 
+    /// All tasks in the order of the data, as many at a time as a step has.
+    pub fn in_steps(&self) -> Vec<Vec<usize>> {
+        let tasks: Vec<usize> = (0..self.forests.len()).collect();
+        let steps = tasks.chunks(self.order.tasks_per_step.get());
+        steps.map(<[usize]>::to_vec).collect()
+    }
+
     /// The packs of step `step`, counted from 0 over all epochs.
     ///
     /// # Errors

@@ -166,6 +166,27 @@ impl<'a> Run<'a> {
         self.args.comparison.sharings().iter().map(pass).collect()
     }
 
+    /// Computes the reference log-probabilities of all data for every pass, each on packs of its own
+    /// kind, and says how long it took.
+    ///
+    /// # Errors
+    /// If the trajectories cannot be packed.
+    pub fn compute_reference<O: Objective>(
+        &self,
+        passes: &mut [Pass<Qwen3, O>],
+        reference: &Trainer<Qwen3>,
+    ) -> Result<()> {
+        for pass in passes {
+            let seconds = pass.compute_reference(reference)?;
+            let on = match pass.sharing() {
+                Sharing::Tree => "trees",
+                Sharing::Flat => "separate trajectories",
+            };
+            println!("Reference log-probabilities, on {on}: {seconds:.2} s");
+        }
+        Ok(())
+    }
+
     /// Makes the steps that are left, each by all passes, with what belongs between them:
     /// validation, metrics and checkpoints.
     ///

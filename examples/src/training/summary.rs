@@ -6,6 +6,7 @@ use std::slice::from_ref;
 use anyhow::{Result, anyhow};
 use burn_tree_ssm::TreeRecurrence;
 use burn_tree_train::{ModelCost, StepBound, StepCounts};
+use tree_pack::RewardStats;
 
 use super::cost::ModelSize;
 use super::data::Data;
@@ -49,6 +50,20 @@ pub fn print_data(data: &Data, tasks: usize) {
             data.truncated, data.dropped
         );
     }
+}
+
+/// What the rollouts earned.
+pub fn print_rewards(rewards: &RewardStats) {
+    println!(
+        "Rewards: {} rollouts of {} tasks, mean {:.3}, from {} to {}; the rollouts of {} tasks all have \
+         the same and teach nothing",
+        grouped(rewards.rollouts as u64),
+        grouped(rewards.groups as u64),
+        rewards.mean,
+        rewards.min,
+        rewards.max,
+        grouped(rewards.uniform_groups as u64),
+    );
 }
 
 /// How much faster steps on trees can be, over one pass through the data.

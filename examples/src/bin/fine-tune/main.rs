@@ -30,6 +30,9 @@ const DEMONSTRATION: Demonstration = Demonstration {
     tasks_per_step: NonZeroUsize::MIN,
 };
 
+/// If none is given.
+const LEARNING_RATE: f64 = 1e-3;
+
 fn main() -> ExitCode {
     match run(Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -58,7 +61,10 @@ fn run(mut args: Args) -> Result<()> {
     let plans = Plans::new(&setup.data.training, packs, order)?;
     let validation = setup.validation_plan(packs, order)?;
     let validation = Validation::new(validation.as_ref(), Supervised, &args.validation)?;
-    let schedule = args.run.steps.schedule(plans.tree.steps_per_epoch())?;
+    let schedule = args
+        .run
+        .steps
+        .schedule(plans.tree.steps_per_epoch(), LEARNING_RATE)?;
 
     // What it will cost, before any memory is taken for it.
     summary::print_data(&setup.data, plans.tree.tasks());

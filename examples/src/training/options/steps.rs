@@ -25,9 +25,9 @@ pub struct StepArgs {
     /// 8192, whichever is more, if not given.
     #[arg(long, value_name = "TOKENS")]
     pub token_budget: Option<NonZeroUsize>,
-    /// Highest learning rate.
-    #[arg(long, value_name = "RATE", default_value_t = 1e-3)]
-    pub learning_rate: f64,
+    /// Highest learning rate [default: 1e-3; of grpo and dpo 1e-4].
+    #[arg(long, value_name = "RATE")]
+    pub learning_rate: Option<f64>,
     /// Learning rate at the end of the cosine.
     #[arg(long, value_name = "RATE", default_value_t = 0.0)]
     pub min_learning_rate: f64,
@@ -82,14 +82,19 @@ impl StepArgs {
         }
     }
 
-    /// The learning rates of a run over data with so many steps in a pass.
+    /// The learning rates of a run over data with so many steps in a pass, the highest of which is
+    /// `default_rate` unless another is given.
     ///
     /// # Errors
     /// [`ScheduleError`] if they make no schedule.
-    pub fn schedule(&self, steps_per_epoch: usize) -> Result<Schedule, ScheduleError> {
+    pub fn schedule(
+        &self,
+        steps_per_epoch: usize,
+        default_rate: f64,
+    ) -> Result<Schedule, ScheduleError> {
         let steps = steps_per_epoch.saturating_mul(self.epochs());
         let schedule = Schedule {
-            peak: self.learning_rate,
+            peak: self.learning_rate.unwrap_or(default_rate),
             minimum: self.min_learning_rate,
             warmup_steps: self.warmup_steps,
             total_steps: self.max_steps.map_or(steps, |most| steps.min(most.get())),

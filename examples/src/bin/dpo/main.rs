@@ -1,0 +1,151 @@
+//! Trains a Qwen3-family model on preferences between rollouts that share prefixes.
+//!
+//! The recipe is [`run`], from top to bottom; its parts are in `tree_training_examples::training`.
+
+mod args;
+
+use std::num::NonZeroUsize;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use burn_tree_train::objectives::Dpo;
+use clap::Parser;
+use tree_pack::{PackOptions, Trajectory};
+use tree_training_examples::training::demonstration::Demonstration;
+use tree_training_examples::training::log_probs::{LogProbs, compute};
+use tree_training_examples::training::objective::Preference;
+use tree_training_examples::training::optimizer_step::Trainer;
+use tree_training_examples::training::pairs;
+use tree_training_examples::training::plan::{Plans, StepOrder};
+use tree_training_examples::training::run::{Run, Validation};
+use tree_training_examples::training::selection::Selection;
+use tree_training_examples::training::setup::Setup;
+use tree_training_examples::training::{settings, summary};
+
+use args::Args;
+
+/// Sixteen samples of each task, some of which solve it.
+const DEMONSTRATION: Demonstration = Demonstration {
+    program: "dpo",
+    file: "data/tokens/tot_game24_cot16.jsonl.gz",
+    tasks: &[
+        "game24_cot/900",
+        "game24_cot/910",
+        "game24_cot/917",
+        "game24_cot/924",
+        "game24_cot/927",
+        "game24_cot/934",
+    ],
+    epochs: NonZeroUsize::new(4).unwrap(),
+    tasks_per_step: NonZeroUsize::new(3).unwrap(),
+};
+
+/// If none is given.
+const LEARNING_RATE: f64 = 1e-4;
+
+fn main() -> ExitCode {
+    match run(Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(mut args: Args) -> Result<()> {
+    DEMONSTRATION.fill_in(&mut args.run)?;
+    args.run.check()?;
+    args.validation.check()?;
+
+    // The device, the shape of the model, and the rollouts that are in pairs.
+    let mut setup = Setup::new(&args.run, &args.validation, Selection::All)?;
+    let training = preference(&args, setup.training_mut())?;
+    let held_out = match setup.data.validation.is_empty() {
+        true => None,
+        false => Some(preference(
+            &args,
+            Arc::make_mut(&mut setup.data.validation),
+        )?),
+    };
+    let is_model = |data: &[Trajectory]| args.ref_log_probs.is_model(LogProbs::Reference, data);
+    let model_is_reference = is_model(&setup.data.training)?;
+    let model_is_reference_of_held_out = is_model(&setup.data.validation)?;
+
+    // Optimizer steps: whole tasks, packed within a budget. The flat plan has the same steps.
+    let packs = PackOptions {
+        loss: Dpo::LOSS_FORM,
+        ..PackOptions::new(setup.token_budget(&args.run)?)
+    };
+    let order = StepOrder::once(args.run.steps.tasks_per_step(), args.run.steps.seed);
+    let plans = Plans::new(&setup.data.training, packs, order)?;
+    let all = plans.tree.all_packs()?;
+    Dpo::new(&all.trajectories, &training.pairs, training.options)?;
+    let schedule = args
+        .run
+        .steps
+        .schedule(plans.tree.steps_per_epoch(), LEARNING_RATE)?;
+
+    // What is trained, and what it will cost, before any memory is taken for it.
+    summary::print_data(&setup.data, plans.tree.tasks());
+    println!("Pairs: {}", training.pairs.len());
+    summary::print_bounds(&setup.size, &plans)?;
+    summary::print_memory(&args.run, &setup.config, &setup.size, &plans)?;
+
+    // Where the run's files go, and where it starts.
+    let mut settings = settings::of_run(&args.run, &setup.data, &packs, &schedule);
+    settings.extend(args.settings(&training.pairs));
+    let mut run = Run::start("dpo", &args.run, &setup, schedule, settings)?;
+
+    // The model and its optimizer, one pair for each kind of step; the reference is the model that
+    // training begins with.
+    let initial = setup.model(&args.run)?;
+    let trainer = run.trainer(initial.clone())?;
+    let reference = Trainer {
+        model: initial,
+        ..trainer.clone()
+    };
+    let mut passes = run.passes(&plans, &training, &trainer);
+    drop(trainer);
+    if model_is_reference {
+        run.compute_reference(&mut passes, &reference)?;
+    }
+    let validation = match held_out {
+        None => None,
+        Some(objective) => {
+            let mut plan = setup.validation_plan(packs, order)?;
+            if let Some(plan) = &mut plan
+                && model_is_reference_of_held_out
+            {
+                let steps = plan.in_steps();
+                compute(LogProbs::Reference, plan, &steps, &reference)?;
+            }
+            Validation::new(plan.as_ref(), objective, &args.validation)?
+        }
+    };
+    drop(reference);
+
+    // The training loop, and what came of it.
+    run.train(&mut passes, validation.as_ref())?;
+    run.finish(&passes)
+}
+
+/// The pairs that the options ask for; rollouts that are in none are removed.
+fn preference(args: &Args, rollouts: &mut Vec<Trajectory>) -> Result<Preference> {
+    let mut pairs = match &args.pairs_file {
+        Some(file) => pairs::read(file, rollouts)?,
+        None => pairs::from_rewards(rollouts, args.pairs.into(), args.margin)?,
+    };
+    if pairs.is_empty() {
+        bail!("no pairs: no task has rollouts of different reward, or of the pairs' file");
+    }
+    let left_out = pairs::keep_paired(rollouts, &mut pairs);
+    if left_out > 0 {
+        println!("Left out: {left_out} rollouts that are in no pair");
+    }
+    Ok(Preference {
+        pairs: Arc::new(pairs),
+        options: args.options(),
+    })
+}

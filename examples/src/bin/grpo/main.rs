@@ -1,0 +1,145 @@
+//! Trains a Qwen3-family model on trees of rollouts with rewards.
+//!
+//! The recipe is [`run`], from top to bottom; its parts are in `tree_training_examples::training`.
+
+mod args;
+
+use std::num::NonZeroUsize;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Parser;
+use tree_pack::PackOptions;
+use tree_training_examples::training::demonstration::Demonstration;
+use tree_training_examples::training::log_probs::LogProbs;
+use tree_training_examples::training::objective::Policy;
+use tree_training_examples::training::optimizer_step::Trainer;
+use tree_training_examples::training::options::ValidationArgs;
+use tree_training_examples::training::plan::Plans;
+use tree_training_examples::training::rollouts::{drop_uniform_tasks, set_advantages};
+use tree_training_examples::training::run::Run;
+use tree_training_examples::training::selection::Selection;
+use tree_training_examples::training::setup::Setup;
+use tree_training_examples::training::{settings, summary};
+
+use args::Args;
+
+/// Sixteen samples of each task, some of which solve it.
+const DEMONSTRATION: Demonstration = Demonstration {
+    program: "grpo",
+    file: "data/tokens/tot_game24_cot16.jsonl.gz",
+    tasks: &[
+        "game24_cot/900",
+        "game24_cot/910",
+        "game24_cot/917",
+        "game24_cot/924",
+        "game24_cot/927",
+        "game24_cot/934",
+    ],
+    epochs: NonZeroUsize::new(2).unwrap(),
+    tasks_per_step: NonZeroUsize::new(3).unwrap(),
+};
+
+/// If none is given.
+const LEARNING_RATE: f64 = 1e-4;
+
+fn main() -> ExitCode {
+    match run(Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(mut args: Args) -> Result<()> {
+    DEMONSTRATION.fill_in(&mut args.run)?;
+    args.run.check()?;
+    let loss = args.loss()?;
+
+    // The device, the shape of the model, and the rollouts.
+    let mut setup = Setup::new(&args.run, &ValidationArgs::default(), Selection::All)?;
+    let rollouts = setup.training_mut();
+    if args.drop_uniform {
+        let dropped = drop_uniform_tasks(rollouts);
+        println!("Left out: {dropped} tasks whose rollouts all have the same reward");
+    }
+
+    // Each rollout against the others of its task.
+    let rewards = set_advantages(rollouts, args.advantages)?;
+    let model_is_old = args.old_log_probs.is_model(LogProbs::Old, rollouts)?;
+    let model_is_reference =
+        args.kl_coefficient != 0.0 && args.ref_log_probs.is_model(LogProbs::Reference, rollouts)?;
+    if rollouts.is_empty() {
+        bail!("no task is left to train on");
+    }
+    if let (Some(cap), Some(without)) = (
+        args.sampling_cap,
+        rollouts
+            .iter()
+            .find(|rollout| rollout.sampling_log_probs.is_none()),
+    ) {
+        bail!(
+            "--sampling-cap {cap} needs the log-probabilities of the inference engine, but task \
+             {:?}, rollout {:?} has no sampling_logps",
+            without.task_id,
+            without.rollout_id
+        );
+    }
+
+    // Optimizer steps: batches of whole tasks, several passes over each. The flat plan has the same.
+    let packs = PackOptions {
+        aggregation: args.aggregation(),
+        loss: loss.loss_form(),
+        ..PackOptions::new(setup.token_budget(&args.run)?)
+    };
+    let plans = Plans::new(&setup.data.training, packs, args.order())?;
+    let schedule = args
+        .run
+        .steps
+        .schedule(plans.tree.steps_per_epoch(), LEARNING_RATE)?;
+
+    // What is trained, and what it will cost, before any memory is taken for it.
+    summary::print_data(&setup.data, plans.tree.tasks());
+    if let Some(rewards) = &rewards {
+        summary::print_rewards(rewards);
+    }
+    println!(
+        "Old log-probabilities: {}",
+        match model_is_old {
+            true =>
+                "those of the model at the beginning of each batch, as if it had sampled the rollouts",
+            false => "those of the data",
+        }
+    );
+    summary::print_bounds(&setup.size, &plans)?;
+    summary::print_memory(&args.run, &setup.config, &setup.size, &plans)?;
+
+    // Where the run's files go, and where it starts.
+    let mut settings = settings::of_run(&args.run, &setup.data, &packs, &schedule);
+    settings.extend(args.settings(&loss));
+    let mut run = Run::start("grpo", &args.run, &setup, schedule, settings)?;
+
+    // The model and its optimizer, one pair for each kind of step; the reference is the model that
+    // training begins with.
+    let objective = Policy {
+        loss,
+        computes_old_log_probs: model_is_old,
+    };
+    let initial = setup.model(&args.run)?;
+    let mut trainer = run.trainer(initial.clone())?;
+    trainer.options.head.entropy = true;
+    let mut passes = run.passes(&plans, &objective, &trainer);
+    if model_is_reference {
+        let reference = Trainer {
+            model: initial,
+            ..trainer.clone()
+        };
+        run.compute_reference(&mut passes, &reference)?;
+    }
+
+    // The training loop, and what came of it.
+    run.train(&mut passes, None)?;
+    run.finish(&passes)
+}

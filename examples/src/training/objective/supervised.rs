@@ -1,0 +1,30 @@
+//! Supervised fine-tuning.
+
+use burn::tensor::Tensor;
+use burn_tree_train::{TokenLogProbs, sft_loss};
+use tree_pack::{OccurrenceBatch, PackedStep};
+
+use super::{Metrics, Objective, StepLoss};
+
+/// Weighted negative log-likelihood.
+#[derive(Clone, Copy, Debug)]
+pub struct Supervised;
+
+impl Objective for Supervised {
+    type Loss = Self;
+    const SHOWN: &'static [&'static str] = &[];
+
+    fn loss(&self, _: &PackedStep) -> Self {
+        *self
+    }
+}
+
+impl StepLoss for Supervised {
+    fn of_pack(&mut self, log_probs: TokenLogProbs, occurrences: &OccurrenceBatch) -> Tensor<1> {
+        sft_loss(log_probs.log_probs, occurrences)
+    }
+
+    fn metrics(self) -> Metrics {
+        Metrics::new()
+    }
+}
