@@ -7,6 +7,9 @@ use std::path::Path;
 
 use tempfile::{Builder, NamedTempFile};
 
+/// How names of folders begin that are being filled.
+const UNFINISHED: &str = ".unfinished-";
+
 /// A temporary file in the folder of `path`, to be `persist`ed there.
 pub fn temporary_file_for(path: &Path) -> io::Result<NamedTempFile> {
     let folder = folder_of(path);
@@ -40,7 +43,7 @@ pub fn write_folder<E: From<io::Error>>(
     let parent = folder_of(path);
     fs::create_dir_all(parent)?;
     let mut builder = Builder::new();
-    builder.prefix(".unfinished-");
+    builder.prefix(UNFINISHED);
     readable_by_all(&mut builder, 0o777);
     let unfinished = builder.tempdir_in(parent)?;
     fill(unfinished.path())?;
@@ -53,6 +56,17 @@ pub fn write_folder<E: From<io::Error>>(
     fs::rename(unfinished.path(), path)?;
     // Renamed: nothing is left to clean up under the temporary name.
     let _ = unfinished.keep();
+    Ok(())
+}
+
+/// Removes what a process that was killed while it filled folders in `parent` has left there.
+pub fn remove_unfinished(parent: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(parent)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
     Ok(())
 }
 
@@ -88,6 +102,19 @@ mod tests {
         assert!(failed.is_err());
         assert_eq!(fs::read(path.join("a")).unwrap(), b"old");
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn unfinished_folders_are_removed_and_others_stay() {
+        let parent = tempfile::tempdir().unwrap();
+        for name in [".unfinished-abc", "step-00000001"] {
+            fs::create_dir(parent.path().join(name)).unwrap();
+            fs::write(parent.path().join(name).join("a"), "").unwrap();
+        }
+        remove_unfinished(parent.path()).unwrap();
+        let left: Vec<_> = fs::read_dir(parent.path()).unwrap().collect();
+        assert_eq!(left.len(), 1);
+        assert_eq!(left[0].as_ref().unwrap().file_name(), "step-00000001");
     }
 
     #[test]

@@ -86,7 +86,7 @@ pub struct ComparisonRecord {
     /// `|loss_tree - loss_flat|` over the [scale](PassRecord::loss_scale) of the flat loss,
     /// `|loss_flat|` if there is none.
     pub relative_loss_deviation: f64,
-    /// `|norm_tree / norm_flat - 1|` of the gradients' global norms.
+    /// `|norm_tree - norm_flat| / norm_flat` of the gradients' global norms.
     #[serde(default)]
     pub relative_gradient_deviation: f64,
     /// Seconds of the flat step over seconds of the tree step.

@@ -147,6 +147,30 @@ impl<M: Module + TreeModel> Trainer<M> {
         })
     }
 
+    /// Loss of packs without gradients, in the dtypes of a step, and what the objective measures on
+    /// them.
+    ///
+    /// # Errors
+    /// As [`step_forward`].
+    pub fn evaluate(
+        &self,
+        step: &PackedStep,
+        objective: &impl Objective,
+    ) -> Result<(f64, Metrics), burn_tree_train::StepError> {
+        let worker = self.precision.shadow(&self.model);
+        let (packs, options) = (&step.packs, &self.options);
+        let mut loss = objective.loss(step);
+        collect_first(&mut loss, &worker, packs, options, &self.device)?;
+        let losses = step_forward(
+            &worker,
+            packs,
+            options,
+            &self.device,
+            |_, log_probs, occurrences| loss.of_pack(log_probs, occurrences),
+        )?;
+        Ok((sum_on_host(losses), loss.metrics()))
+    }
+
     /// Clips the gradients and updates the parameters; returns the norm before clipping, `[1]`.
     pub fn update(
         &mut self,
@@ -175,39 +199,10 @@ pub fn log_probs<M: Module + TreeModel>(
     options: &StepOptions,
     device: &Device,
 ) -> Result<Vec<Tensor<1>>, burn_tree_train::StepError> {
-    let options = StepOptions {
-        head: LmHeadOptions {
-            entropy: EntropyOutput::None,
-            ..options.head
-        },
-        ..options.clone()
-    };
+    let options = without_entropy(options);
     step_forward(model, packs, &options, device, |_, output, _| {
         output.log_probs
     })
-}
-
-/// Loss of packs without gradients, and what the objective measures on them.
-///
-/// # Errors
-/// As [`step_forward`].
-pub fn evaluate<M: Module + TreeModel>(
-    model: &M,
-    step: &PackedStep,
-    objective: &impl Objective,
-    options: &StepOptions,
-    device: &Device,
-) -> Result<(f64, Metrics), burn_tree_train::StepError> {
-    let mut loss = objective.loss(step);
-    collect_first(&mut loss, model, &step.packs, options, device)?;
-    let losses = step_forward(
-        model,
-        &step.packs,
-        options,
-        device,
-        |_, log_probs, occurrences| loss.of_pack(log_probs, occurrences),
-    )?;
-    Ok((sum_on_host(losses), loss.metrics()))
 }
 
 /// A forward pass over all packs for a loss that needs one before the first pack.
@@ -219,11 +214,22 @@ fn collect_first<M: Module + TreeModel>(
     device: &Device,
 ) -> Result<(), burn_tree_train::StepError> {
     if loss.needs_first_pass() {
-        step_forward(model, packs, options, device, |_, output, occurrences| {
+        let options = without_entropy(options);
+        step_forward(model, packs, &options, device, |_, output, occurrences| {
             loss.collect(&output.log_probs, occurrences);
         })?;
     }
     Ok(())
+}
+
+fn without_entropy(options: &StepOptions) -> StepOptions {
+    StepOptions {
+        head: LmHeadOptions {
+            entropy: EntropyOutput::None,
+            ..options.head
+        },
+        ..options.clone()
+    }
 }
 
 /// The sum of losses of one element each, read in one transfer.
@@ -300,7 +306,15 @@ mod tests {
             norm.into_scalar::<f64>()
         });
         assert!((norms[0] - norms[1]).abs() < 1e-5 * norms[0], "{norms:?}");
-        let (loss, _) = evaluate(&model, &four, &Supervised, &options, &device).unwrap();
+        let trainer = Trainer {
+            optimizer: adamw(&model, &ADAMW, &device),
+            model,
+            max_gradient_norm: None,
+            precision: Precision::F32,
+            options,
+            device,
+        };
+        let (loss, _) = trainer.evaluate(&four, &Supervised).unwrap();
         assert!((loss - loss_of_four).abs() < 1e-6 * loss);
     }
 

@@ -119,10 +119,19 @@ pub fn compare(record: &StepRecord, cost: &ModelCost) -> Option<ComparisonRecord
     let scale = flat.loss_scale.unwrap_or(flat.loss.abs());
     let bound = StepBound::new(cost, &tree.counts(), &flat.counts())?;
     Some(ComparisonRecord {
-        relative_loss_deviation: (tree.loss - flat.loss).abs() / scale,
-        relative_gradient_deviation: (tree.gradient_norm / flat.gradient_norm - 1.0).abs(),
+        relative_loss_deviation: relative(tree.loss, flat.loss, scale),
+        relative_gradient_deviation: relative(
+            tree.gradient_norm,
+            flat.gradient_norm,
+            flat.gradient_norm,
+        ),
         speedup: flat.seconds / tree.seconds,
         token_bound: bound.token_bound,
         step_bound: bound.step_bound,
     })
+}
+
+/// `|a - b| / scale`; equal numbers deviate by nothing, also where everything is 0.
+fn relative(a: f64, b: f64, scale: f64) -> f64 {
+    if a == b { 0.0 } else { (a - b).abs() / scale }
 }

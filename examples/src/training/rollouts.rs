@@ -36,6 +36,40 @@ impl std::fmt::Display for AdvantageSource {
     }
 }
 
+/// What a run reads of the data besides tokens, masks and rewards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Columns {
+    /// Advantages.
+    pub advantages: bool,
+    /// Log-probabilities of the policy before the updates.
+    pub old_log_probs: bool,
+    /// Log-probabilities of the reference policy.
+    pub ref_log_probs: bool,
+    /// Log-probabilities that the inference engine reported.
+    pub sampling_log_probs: bool,
+}
+
+impl Columns {
+    /// Drops the others. A step takes a column from all of its trajectories or from none, and what is
+    /// not read need not be complete.
+    pub fn keep(self, trajectories: &mut [Trajectory]) {
+        for trajectory in trajectories {
+            if !self.advantages {
+                trajectory.advantage = None;
+            }
+            for (kept, column) in [
+                (self.old_log_probs, &mut trajectory.old_log_probs),
+                (self.ref_log_probs, &mut trajectory.ref_log_probs),
+                (self.sampling_log_probs, &mut trajectory.sampling_log_probs),
+            ] {
+                if !kept {
+                    *column = None;
+                }
+            }
+        }
+    }
+}
+
 /// Removes the tasks whose rollouts all have the same reward, and returns their number.
 pub fn drop_uniform_tasks(trajectories: &mut Vec<Trajectory>) -> usize {
     let mut rewards = BTreeMap::<String, Vec<Option<u32>>>::new();

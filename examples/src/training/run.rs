@@ -14,7 +14,7 @@ use super::checkpoint::{self, RunState};
 use super::memory::{format_bytes, peak_memory};
 use super::metrics::{MetricsLog, StepRecord};
 use super::objective::Objective;
-use super::optimizer_step::{Trainer, evaluate};
+use super::optimizer_step::Trainer;
 use super::options::{RunArgs, ValidationArgs};
 use super::pass::{Pass, compare};
 use super::plan::{Plans, Sharing, StepPlan};
@@ -88,6 +88,10 @@ impl<'a> Run<'a> {
         if let Some(checkpoint) = &resumed {
             let state = checkpoint::load_state(checkpoint)?;
             state.check_settings(&settings)?;
+            if let Some(checkpoints) = checkpoint.parent() {
+                atomic::remove_unfinished(checkpoints)
+                    .with_context(|| checkpoints.display().to_string())?;
+            }
             completed_steps = state.completed_steps;
         }
         let output = output_folder(program, args, resumed.as_deref())?;
@@ -142,7 +146,7 @@ impl<'a> Run<'a> {
             optimizer,
             max_gradient_norm: (max_norm > 0.0).then_some(max_norm),
             precision: self.args.model.precision(),
-            options: self.args.model.step_options(),
+            options: self.args.step_options(),
             device: device.clone(),
         })
     }
@@ -231,13 +235,7 @@ impl<'a> Run<'a> {
                 let Validation {
                     step, objective, ..
                 } = validation;
-                let (loss, _) = evaluate(
-                    &trainer.model,
-                    step,
-                    objective,
-                    &trainer.options,
-                    &trainer.device,
-                )?;
+                let (loss, _) = trainer.evaluate(step, objective)?;
                 record.validation_loss = Some(loss);
             }
             self.metrics.write(&record)?;

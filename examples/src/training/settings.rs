@@ -29,6 +29,8 @@ pub fn of_run(args: &RunArgs, data: &Data, packs: &PackOptions, schedule: &Sched
         ("validation data", json!(digest(&data.validation))),
         ("tasks-per-step", json!(steps.tasks_per_step())),
         ("token-budget", json!(packs.token_budget)),
+        ("partitioning", json!(steps.partitioning)),
+        ("recompute", json!(steps.recompute)),
         ("sharing", json!(args.comparison.sharing)),
         ("aggregation", json!(packs.aggregation.to_string())),
         ("learning-rate schedule", json!(schedule)),

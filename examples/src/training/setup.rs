@@ -69,25 +69,25 @@ impl Setup {
         Arc::make_mut(&mut self.data.training)
     }
 
-    /// Tokens of a pack: as given, else the largest tree's or [`DEFAULT_BUDGET`].
+    /// How steps are packed, as far as all programs agree: packs of the tokens given, or of those of
+    /// the largest tree or [`DEFAULT_BUDGET`].
     ///
     /// # Errors
     /// If a trajectory is invalid or a task too large.
-    pub fn token_budget(&self, args: &RunArgs) -> Result<usize> {
-        if let Some(budget) = args.steps.token_budget {
-            return Ok(budget.get());
-        }
+    pub fn pack_options(&self, args: &RunArgs) -> Result<PackOptions> {
         let largest = |trajectories: &[Trajectory]| -> Result<usize> {
             Ok(largest_tree(&build_forests(trajectories)?))
         };
-        let Data {
-            training,
-            validation,
-            ..
-        } = &self.data;
-        Ok(DEFAULT_BUDGET
-            .max(largest(training)?)
-            .max(largest(validation)?))
+        let token_budget = match args.steps.token_budget {
+            Some(budget) => budget.get(),
+            None => DEFAULT_BUDGET
+                .max(largest(&self.data.training)?)
+                .max(largest(&self.data.validation)?),
+        };
+        Ok(PackOptions {
+            partitioning: args.steps.partitioning.into(),
+            ..PackOptions::new(token_budget)
+        })
     }
 
     /// The tasks held out as one plan, if there are any.

@@ -133,12 +133,14 @@ pub fn print_memory(
         compute_bytes: args.model.compute_dtype.bytes(),
         models: sharings.len() as u64,
     };
+    let mut parts = 0;
     for &sharing in sharings {
         let plan = plans.of(sharing);
         for step in 0..plan.steps_per_epoch() {
             let packs = plan.packs(step)?.packs;
             run.packs_per_step = run.packs_per_step.max(packs.len() as u64);
             for pack in &packs {
+                parts += usize::from(pack.gateway.is_some());
                 let counts = StepCounts::of_pack(pack);
                 run.pack_tokens = run.pack_tokens.max(counts.tokens);
                 run.projected_rows = run.projected_rows.max(counts.projected_rows);
@@ -149,6 +151,12 @@ pub fn print_memory(
                 }
             }
         }
+    }
+    if parts > 0 {
+        println!(
+            "Partitioned: {} packs of an epoch continue trees of other packs",
+            grouped(parts as u64)
+        );
     }
     let estimate = MemoryEstimate::new(config, size, &run);
     println!(

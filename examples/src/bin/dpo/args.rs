@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::json;
 use tree_pack::PairRule;
 use tree_training_examples::training::log_probs::LogProbSource;
+use tree_training_examples::training::objective::Preference;
 use tree_training_examples::training::options::{RunArgs, ValidationArgs};
 use tree_training_examples::training::settings::Settings;
 
@@ -105,14 +106,10 @@ impl Args {
     }
 
     /// What else decides how the run goes.
-    pub fn settings(&self, pairs: &[tree_pack::PreferencePair]) -> Settings {
-        let numbers: Vec<_> = pairs
-            .iter()
-            .map(|pair| (pair.chosen, pair.rejected))
-            .collect();
+    pub fn settings(&self, preference: &Preference) -> Settings {
         [
             ("objective", json!(format!("{:?}", self.options()))),
-            ("pairs", json!(numbers)),
+            ("pairs", json!(preference.pairs_by_chosen())),
             ("ref-log-probs", json!(self.ref_log_probs)),
         ]
         .map(|(name, value)| (name.to_string(), value))

@@ -18,6 +18,7 @@ use tree_training_examples::training::objective::Preference;
 use tree_training_examples::training::optimizer_step::Trainer;
 use tree_training_examples::training::pairs;
 use tree_training_examples::training::plan::{Plans, StepOrder};
+use tree_training_examples::training::rollouts::Columns;
 use tree_training_examples::training::run::{Run, Validation};
 use tree_training_examples::training::selection::Selection;
 use tree_training_examples::training::setup::Setup;
@@ -72,16 +73,26 @@ fn run(mut args: Args) -> Result<()> {
     let is_model = |data: &[Trajectory]| args.ref_log_probs.is_model(LogProbs::Reference, data);
     let model_is_reference = is_model(&setup.data.training)?;
     let model_is_reference_of_held_out = is_model(&setup.data.validation)?;
+    for (data, model_is_reference) in [
+        (&mut setup.data.training, model_is_reference),
+        (&mut setup.data.validation, model_is_reference_of_held_out),
+    ] {
+        let columns = Columns {
+            ref_log_probs: !model_is_reference,
+            ..Columns::default()
+        };
+        columns.keep(Arc::make_mut(data).as_mut_slice());
+    }
 
     // Optimizer steps: whole tasks, packed within a budget. The flat plan has the same steps.
     let packs = PackOptions {
         loss: Dpo::LOSS_FORM,
-        ..PackOptions::new(setup.token_budget(&args.run)?)
+        ..setup.pack_options(&args.run)?
     };
     let order = StepOrder::once(args.run.steps.tasks_per_step(), args.run.steps.seed);
     let plans = Plans::new(&setup.data.training, packs, order)?;
     let all = plans.tree.all_packs()?;
-    Dpo::new(&all.trajectories, &training.pairs, training.options)?;
+    training.check(&all)?;
     let schedule = args
         .run
         .steps
@@ -89,13 +100,13 @@ fn run(mut args: Args) -> Result<()> {
 
     // What is trained, and what it will cost, before any memory is taken for it.
     summary::print_data(&setup.data, plans.tree.tasks());
-    println!("Pairs: {}", training.pairs.len());
+    println!("Pairs: {}", training.len());
     summary::print_bounds(&setup.size, &plans)?;
     summary::print_memory(&args.run, &setup.config, &setup.size, &plans)?;
 
     // Where the run's files go, and where it starts.
     let mut settings = settings::of_run(&args.run, &setup.data, &packs, &schedule);
-    settings.extend(args.settings(&training.pairs));
+    settings.extend(args.settings(&training));
     let mut run = Run::start("dpo", &args.run, &setup, schedule, settings)?;
 
     // The model and its optimizer, one pair for each kind of step; the reference is the model that
@@ -144,8 +155,5 @@ fn preference(args: &Args, rollouts: &mut Vec<Trajectory>) -> Result<Preference>
     if left_out > 0 {
         println!("Left out: {left_out} rollouts that are in no pair");
     }
-    Ok(Preference {
-        pairs: Arc::new(pairs),
-        options: args.options(),
-    })
+    Ok(Preference::new(&pairs, args.options()))
 }

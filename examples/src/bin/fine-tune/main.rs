@@ -55,7 +55,7 @@ fn run(mut args: Args) -> Result<()> {
     let packs = PackOptions {
         objective: args.objective.into(),
         aggregation: args.aggregation,
-        ..PackOptions::new(setup.token_budget(&args.run)?)
+        ..setup.pack_options(&args.run)?
     };
     let order = StepOrder::once(args.run.steps.tasks_per_step(), args.run.steps.seed);
     let plans = Plans::new(&setup.data.training, packs, order)?;

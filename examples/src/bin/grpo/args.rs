@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 
 use anyhow::Result;
+use burn_tree_train::EntropyOutput;
 use burn_tree_train::objectives::{
     ClipRange, Gspo, GspoOptions, KlEstimator, KlPenalty, PpoOptions, Regularization,
 };
@@ -170,6 +171,14 @@ impl Args {
                 Gspo::new(&[], options)?;
                 Ok(PolicyLoss::Sequence(options))
             }
+        }
+    }
+
+    /// The entropy is reported, and differentiated where it is part of the loss.
+    pub fn entropy(&self) -> EntropyOutput {
+        match self.entropy_coefficient {
+            0.0 => EntropyOutput::Value,
+            _ => EntropyOutput::Differentiable,
         }
     }
 

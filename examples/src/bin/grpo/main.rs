@@ -16,7 +16,7 @@ use tree_training_examples::training::objective::Policy;
 use tree_training_examples::training::optimizer_step::Trainer;
 use tree_training_examples::training::options::ValidationArgs;
 use tree_training_examples::training::plan::Plans;
-use tree_training_examples::training::rollouts::{drop_uniform_tasks, set_advantages};
+use tree_training_examples::training::rollouts::{Columns, drop_uniform_tasks, set_advantages};
 use tree_training_examples::training::run::Run;
 use tree_training_examples::training::selection::Selection;
 use tree_training_examples::training::setup::Setup;
@@ -69,8 +69,9 @@ fn run(mut args: Args) -> Result<()> {
     // Each rollout against the others of its task.
     let rewards = set_advantages(rollouts, args.advantages)?;
     let model_is_old = args.old_log_probs.is_model(LogProbs::Old, rollouts)?;
+    let has_reference = args.kl_coefficient != 0.0;
     let model_is_reference =
-        args.kl_coefficient != 0.0 && args.ref_log_probs.is_model(LogProbs::Reference, rollouts)?;
+        has_reference && args.ref_log_probs.is_model(LogProbs::Reference, rollouts)?;
     if rollouts.is_empty() {
         bail!("no task is left to train on");
     }
@@ -88,11 +89,19 @@ fn run(mut args: Args) -> Result<()> {
         );
     }
 
+    let columns = Columns {
+        advantages: true,
+        old_log_probs: !model_is_old,
+        ref_log_probs: has_reference && !model_is_reference,
+        sampling_log_probs: args.sampling_cap.is_some(),
+    };
+    columns.keep(rollouts);
+
     // Optimizer steps: batches of whole tasks, several passes over each. The flat plan has the same.
     let packs = PackOptions {
         aggregation: args.aggregation(),
         loss: loss.loss_form(),
-        ..PackOptions::new(setup.token_budget(&args.run)?)
+        ..setup.pack_options(&args.run)?
     };
     let plans = Plans::new(&setup.data.training, packs, args.order())?;
     let schedule = args
@@ -129,15 +138,16 @@ fn run(mut args: Args) -> Result<()> {
     };
     let initial = setup.model(&args.run)?;
     let mut trainer = run.trainer(initial.clone())?;
-    trainer.options.head.entropy = true;
+    trainer.options.head.entropy = args.entropy();
     let mut passes = run.passes(&plans, &objective, &trainer);
+    let reference = Trainer {
+        model: initial,
+        ..trainer
+    };
     if model_is_reference {
-        let reference = Trainer {
-            model: initial,
-            ..trainer.clone()
-        };
         run.compute_reference(&mut passes, &reference)?;
     }
+    drop(reference);
 
     // The training loop, and what came of it.
     run.train(&mut passes, None)?;

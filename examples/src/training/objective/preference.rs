@@ -1,22 +1,72 @@
 //! Preference optimisation: DPO and its relatives on pairs of trajectories.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use burn_tree_train::TokenLogProbs;
-use burn_tree_train::objectives::{Dpo, DpoOptions, DpoStatistics};
-use tree_pack::{OccurrenceBatch, PackedStep, PreferencePair};
+use burn_tree_train::objectives::{Dpo, DpoOptions, DpoStatistics, ObjectiveInputError};
+use tree_pack::{OccurrenceBatch, PackedStep, PreferencePair, StepTrajectory};
 
 use super::{Metrics, Objective, Spread, StepLoss};
 
 /// The loss of the pairs of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preference {
-    /// Pairs of the whole data set, by index. No pair has its trajectories in different tasks.
-    pub pairs: Arc<Vec<PreferencePair>>,
-    /// Which loss.
-    pub options: DpoOptions,
+    /// For every preferred trajectory of the data set, by index, those it is preferred to.
+    pairs: Arc<BTreeMap<usize, Vec<usize>>>,
+    options: DpoOptions,
+}
+
+impl Preference {
+    /// Pairs of trajectories by their index in the data set, each within a task.
+    pub fn new(pairs: &[PreferencePair], options: DpoOptions) -> Self {
+        let mut by_chosen = BTreeMap::<usize, Vec<usize>>::new();
+        for pair in pairs {
+            by_chosen
+                .entry(pair.chosen)
+                .or_default()
+                .push(pair.rejected);
+        }
+        Self {
+            pairs: Arc::new(by_chosen),
+            options,
+        }
+    }
+
+    /// Number of pairs.
+    pub fn len(&self) -> usize {
+        self.pairs.values().map(Vec::len).sum()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.pairs.is_empty()
+    }
+
+    /// For every preferred trajectory of the data set, by index, those it is preferred to.
+    pub fn pairs_by_chosen(&self) -> &BTreeMap<usize, Vec<usize>> {
+        &self.pairs
+    }
+
+    /// Checks options and pairs on a step of all data, packed as the steps of the run will be: what
+    /// is not refused here cannot be wrong in a step.
+    ///
+    /// # Errors
+    /// [`ObjectiveInputError`]
+    pub fn check(&self, all: &PackedStep) -> Result<(), ObjectiveInputError> {
+        Dpo::new(&all.trajectories, &self.pairs_of(all), self.options)?;
+        Ok(())
+    }
+
+    fn pairs_of(&self, step: &PackedStep) -> Vec<PreferencePair> {
+        let of_trajectory = |entry: &StepTrajectory| {
+            let chosen = entry.data_index as usize;
+            let rejected = self.pairs.get(&chosen).into_iter().flatten();
+            rejected.map(move |&rejected| PreferencePair { chosen, rejected })
+        };
+        step.trajectories.iter().flat_map(of_trajectory).collect()
+    }
 }
 
 impl Objective for Preference {
@@ -24,29 +74,25 @@ impl Objective for Preference {
     const SHOWN: &'static [&'static str] = &["accuracy", "reward_margin"];
 
     fn loss(&self, step: &PackedStep) -> PreferenceStep {
-        let dpo = Dpo::new(&step.trajectories, &self.pairs, self.options);
+        let pairs = self.pairs_of(step);
+        let dpo = Dpo::new(&step.trajectories, &pairs, self.options);
         PreferenceStep {
-            // Options and pairs are checked before the run begins.
-            dpo: dpo.unwrap_or_else(|error| panic!("{error}")),
-            first_pass: !self.pairs_are_together(step),
+            dpo: dpo.unwrap_or_else(|error| panic!("{error}, after Preference::check")),
+            first_pass: !are_together(&pairs, step),
         }
     }
 }
 
-impl Preference {
-    fn pairs_are_together(&self, step: &PackedStep) -> bool {
-        let entries = step.trajectories.iter().enumerate();
-        let numbers: HashMap<usize, usize> = entries
-            .map(|(number, entry)| (entry.data_index as usize, number))
-            .collect();
-        let spread = Spread::new(step);
-        self.pairs.iter().all(|pair| {
-            match (numbers.get(&pair.chosen), numbers.get(&pair.rejected)) {
-                (Some(&chosen), Some(&rejected)) => spread.is_together(chosen, rejected),
-                _ => true,
-            }
-        })
-    }
+/// Whether no pair is spread over packs.
+fn are_together(pairs: &[PreferencePair], step: &PackedStep) -> bool {
+    let entries = step.trajectories.iter().enumerate();
+    let numbers: HashMap<usize, usize> = entries
+        .map(|(number, entry)| (entry.data_index as usize, number))
+        .collect();
+    let spread = Spread::new(step);
+    let together =
+        |pair: &PreferencePair| spread.is_together(numbers[&pair.chosen], numbers[&pair.rejected]);
+    pairs.iter().all(together)
 }
 
 /// [`Preference`] on one step.

@@ -8,9 +8,10 @@ mod steps;
 pub use data::{DataArgs, ValidationArgs};
 pub use model::{ComputeDtype, LoraExport, ModelArgs};
 pub use output::OutputArgs;
-pub use steps::{ComparisonArgs, StepArgs};
+pub use steps::{ComparisonArgs, PartitioningArg, StepArgs};
 
 use anyhow::Result;
+use burn_tree_train::StepOptions;
 
 /// Options of every training program.
 #[derive(clap::Args, Debug, Clone)]
@@ -33,6 +34,16 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
+    /// How forward and backward passes are computed.
+    pub fn step_options(&self) -> StepOptions {
+        StepOptions {
+            head: self.model.head(),
+            recompute: self.steps.recompute,
+            offload: self.steps.offload,
+            ..Default::default()
+        }
+    }
+
     /// Refuses values and combinations that make no sense, before anything is read.
     ///
     /// # Errors

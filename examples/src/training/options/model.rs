@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use burn::tensor::FloatDType;
-use burn_tree_train::{LmHeadOptions, StepOptions};
+use burn_tree_train::LmHeadOptions;
 use clap::ValueEnum;
 use serde::Serialize;
 
@@ -53,13 +53,10 @@ impl ModelArgs {
         }
     }
 
-    /// How forward and backward passes are computed.
-    pub fn step_options(&self) -> StepOptions {
-        StepOptions {
-            head: LmHeadOptions {
-                chunk_rows: self.head_chunk_rows.map(NonZeroUsize::get),
-                ..Default::default()
-            },
+    /// How rows are projected on the vocabulary.
+    pub fn head(&self) -> LmHeadOptions {
+        LmHeadOptions {
+            chunk_rows: self.head_chunk_rows.map(NonZeroUsize::get),
             ..Default::default()
         }
     }

@@ -3,6 +3,9 @@
 use std::num::NonZeroUsize;
 
 use anyhow::{Result, bail};
+use clap::ValueEnum;
+use serde::Serialize;
+use tree_pack::Partitioning;
 
 use crate::training::adamw::AdamWOptions;
 use crate::training::plan::Sharing;
@@ -25,6 +28,17 @@ pub struct StepArgs {
     /// 8192, whichever is more, if not given.
     #[arg(long, value_name = "TOKENS")]
     pub token_budget: Option<NonZeroUsize>,
+    /// What happens to trees larger than --token-budget.
+    #[arg(long, value_enum, default_value_t = PartitioningArg::Connected)]
+    pub partitioning: PartitioningArg,
+    /// Keep only the inputs of blocks for the backward pass, and compute the blocks again: less
+    /// memory for one more forward pass.
+    #[arg(long)]
+    pub recompute: bool,
+    /// Keep what waits in host memory: gradients for rows of other packs, and with --recompute the
+    /// inputs of blocks and what other packs continue from.
+    #[arg(long)]
+    pub offload: bool,
     /// Highest learning rate [default: 1e-3; of grpo and dpo 1e-4].
     #[arg(long, value_name = "RATE")]
     pub learning_rate: Option<f64>,
@@ -58,6 +72,28 @@ pub struct StepArgs {
     /// Where to compute: one of the backends this program was built with, as `name` or `name:index`.
     #[arg(long, default_value = "flex")]
     pub device: String,
+}
+
+/// [`Partitioning`] on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum PartitioningArg {
+    /// They are an error.
+    Refuse,
+    /// They are divided into connected parts, as few as possible, each a pack of its own.
+    Connected,
+    /// As connected, and sibling subtrees may be in one pack, which makes fewer packs.
+    Shared,
+}
+
+impl From<PartitioningArg> for Partitioning {
+    fn from(partitioning: PartitioningArg) -> Self {
+        match partitioning {
+            PartitioningArg::Refuse => Self::Refuse,
+            PartitioningArg::Connected => Self::Connected,
+            PartitioningArg::Shared => Self::Shared,
+        }
+    }
 }
 
 impl StepArgs {

@@ -1,0 +1,7 @@
+//! The training programs as a user runs them.
+
+mod dpo;
+mod fine_tune;
+mod grpo;
+mod interruption;
+mod support;
