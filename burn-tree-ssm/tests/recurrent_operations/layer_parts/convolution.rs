@@ -6,7 +6,7 @@ use burn_tree_ssm::{
     CausalConv1dOptions, TreeRecurrence, tree_causal_conv1d, tree_causal_conv1d_split,
 };
 
-use super::support::{device, random, reference_device, relative_error};
+use crate::support::{device, random, reference_device, relative_error};
 
 /// Inputs of a call and the gradients of its outputs, in f64 on the reference device.
 #[derive(Clone)]

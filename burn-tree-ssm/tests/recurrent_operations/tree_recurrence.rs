@@ -1,8 +1,6 @@
 //! Windows, paths, levels and convolution lists of a recurrence, against definitions that walk
 //! from row to parent.
 
-mod support;
-
 use std::collections::HashMap;
 use std::path::PathBuf;
 
@@ -10,7 +8,7 @@ use burn_tree_ssm::{ENTRY_ZERO, RecurrenceError, TreeRecurrence};
 use proptest::prelude::*;
 use tree_pack::{TreeLayout, build_forests, load_trajectories};
 
-use support::{Batch, Forest, batches, cases};
+use crate::support::{Batch, Forest, batches, cases};
 
 fn parent(recurrence: &TreeRecurrence, row: usize) -> Option<usize> {
     usize::try_from(recurrence.parents()[row]).ok()

@@ -5,7 +5,7 @@ use burn_tree_ssm::GatedDeltaRuleImplementation::Automatic;
 use burn_tree_ssm::{GatedDeltaRuleOptions, TreeRecurrence, tree_gated_delta_rule};
 use tree_pack::TreeLayout;
 
-use crate::HEADS;
+use super::HEADS;
 use crate::delta_rule::{Inputs, SLOW};
 use crate::support::{Forest, reference_device, relative_error};
 

@@ -5,7 +5,7 @@ use burn_tree_ssm::{CausalConv1dOptions, TreeRecurrence, tree_causal_conv1d};
 use proptest::prelude::*;
 use tree_training_devices::computes_in;
 
-use crate::convolution::Inputs;
+use super::convolution::Inputs;
 use crate::support::{Batch, Forest, batches, cases, device, random, reference_device, values};
 
 proptest! {

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use burn_tree_ssm::GatedDeltaRuleImplementation::{Automatic, Generic};
 use burn_tree_ssm::TreeRecurrence;
 
-use crate::HEADS;
+use super::HEADS;
 use crate::delta_rule::{Inputs, Results, SLOW, STRONG};
 use crate::support::{Forest, computes_in, device, reference_device, values};
 

@@ -4,7 +4,7 @@ use burn::tensor::DType;
 use burn_tree_ssm::GatedDeltaRuleImplementation::{self, Automatic, Generic};
 use proptest::prelude::*;
 
-use crate::HEADS;
+use super::HEADS;
 use crate::delta_rule::{Heads, Inputs, SLOW, STRONG};
 use crate::support::{Batch, Forest, batches, cases, computes_in, device, reference_device};
 
