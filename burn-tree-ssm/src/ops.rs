@@ -27,7 +27,7 @@ use crate::{ConvolutionPlan, TreeRecurrence, decay_gate, gated_rms_norm, l2_norm
 pub trait TreeSsmOps: Backend {
     /// The gated delta rule: `query [R, HK, DK]`, `key [R, HK, DK]`, `value [R, HV, DV]` of one
     /// dtype; `log_decay [R, HV]`, `beta [R, HV]`, `initial_states [max(G, 1), HV, DK, DV]` in f32
-    /// (f64 if the value is).
+    /// (f64 if the value is). Lower log decays than -104 (-750) count as that.
     ///
     /// Returns
     /// * the output `[R, HV, DV]` in the dtype of the value, zero in padding;
