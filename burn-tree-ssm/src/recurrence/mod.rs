@@ -3,10 +3,12 @@
 //! A state of a Gated DeltaNet is a matrix per head, and a row's state comes from its parent row.
 //! What can be computed in parallel is therefore decided here, once per batch and on the host:
 //!
+//! * [`tree`] holds who continues whom;
 //! * [`windows`] cuts the rows into **windows** of at most `C` rows that all hang off one entry, so
 //!   that everything inside a window is a masked matrix product;
 //! * [`paths`] chains windows into **paths**, along which the state stays where it is computed,
-//!   and sorts paths into **levels**, which run one after another;
+//!   and sorts paths into **levels**, which run one after another; [`schedule`] is how they are
+//!   read;
 //! * [`convolution`] finds the tokens that a causal convolution reads, and who reads whom.
 
 mod convolution;
@@ -16,6 +18,8 @@ mod error;
 mod paths;
 #[cfg(any(feature = "cubecl-backend", feature = "flex"))]
 mod runs;
+mod schedule;
+mod tree;
 mod windows;
 
 use std::fmt;
@@ -27,6 +31,7 @@ use tree_pack::{IndexMemory, TreeLayout};
 pub use convolution::{ConvolutionPlan, Readers};
 pub use error::RecurrenceError;
 use paths::Paths;
+use tree::Tree;
 
 /// The largest (and default) number of rows of a window.
 pub const MAX_WINDOW_ROWS: usize = 64;
@@ -83,23 +88,6 @@ struct Inner {
     runs: std::sync::OnceLock<runs::Runs>,
     #[cfg(feature = "cubecl-backend")]
     run_lists: device::DeviceListsCache<device::RunList>,
-}
-
-/// The rows of a flattened batch.
-#[derive(Clone, Default)]
-struct Tree {
-    /// `[R]` previous row of the path, -1 at roots and in padding.
-    parents: Vec<i32>,
-    /// `[R]` one past the last row of the subtree, 0 in padding.
-    subtree_ends: Vec<u32>,
-    /// `[R]` number of rows before on the path, 0 in padding.
-    depths: Vec<u32>,
-    /// Rows of the layouts, without padding.
-    layouts: Vec<Range<usize>>,
-    /// First rows of trees, ascending.
-    roots: Vec<u32>,
-    /// The initial state of every root, if it has one.
-    root_states: Vec<Option<u32>>,
 }
 
 impl TreeRecurrence {
@@ -346,113 +334,10 @@ impl TreeRecurrence {
         self.0.window_rows
     }
 
-    /// Number of windows, `W`.
-    pub fn n_windows(&self) -> usize {
-        self.0.paths.window_starts.len()
-    }
-
-    /// `[W]` first row of every window. The windows of a path are consecutive, each beginning
-    /// with the state after the last row of the one before.
-    ///
-    /// A window is either a piece of a node, or (then it is the last of its path) complete
-    /// subtrees of one parent. In both, row `i` depends on row `j` of the window exactly when
-    /// `j <= i < subtree_ends[j]`.
-    pub fn window_starts(&self) -> &[u32] {
-        &self.0.paths.window_starts
-    }
-
-    /// `[W]` number of rows of every window, at least 1.
-    pub fn window_lengths(&self) -> &[u32] {
-        &self.0.paths.window_lengths
-    }
-
-    /// `[W]` slot in which the state after the window's last row is kept, -1 if in none.
-    pub fn window_slots(&self) -> &[i32] {
-        &self.0.paths.window_slots
-    }
-
-    /// Number of paths, `P`.
-    pub fn n_paths(&self) -> usize {
-        self.0.paths.path_entries.len()
-    }
-
-    /// `[P + 1]` where the windows of every path start.
-    pub fn path_offsets(&self) -> &[u32] {
-        &self.0.paths.path_offsets
-    }
-
-    /// `[P]` the state with which every path starts: a slot, [`ENTRY_ZERO`], or `-2 - g` for
-    /// initial state `g`.
-    pub fn path_entries(&self) -> &[i32] {
-        &self.0.paths.path_entries
-    }
-
-    /// Ranges of paths, long ones first, that can run at the same time: the slot with which a path
-    /// starts is written by a path of an earlier level.
-    pub fn levels(&self) -> &[Range<usize>] {
-        &self.0.paths.levels
-    }
-
-    /// Number of slots, `S`: states kept after a window because they are asked for or because
-    /// paths start from them. Those of the requested rows come first.
-    pub fn n_slots(&self) -> usize {
-        self.0.paths.slot_child_offsets.len() - 1
-    }
-
-    /// `[S + 1]` where the list of every slot starts in [`slot_children`](Self::slot_children).
-    pub fn slot_child_offsets(&self) -> &[u32] {
-        &self.0.paths.slot_child_offsets
-    }
-
-    /// The paths that start from each slot, ascending.
-    pub fn slot_children(&self) -> &[u32] {
-        &self.0.paths.slot_children
-    }
-
-    /// `[G + 1]` where the list of every initial state starts in
-    /// [`initial_children`](Self::initial_children).
-    pub fn initial_child_offsets(&self) -> &[u32] {
-        &self.0.paths.initial_child_offsets
-    }
-
-    /// The paths that start from each initial state, ascending.
-    pub fn initial_children(&self) -> &[u32] {
-        &self.0.paths.initial_children
-    }
-
     /// The paths in pieces for kernels, made on first use.
     #[cfg(any(feature = "cubecl-backend", feature = "flex"))]
     pub(crate) fn runs(&self) -> &runs::Runs {
         self.0.runs.get_or_init(|| runs::Runs::build(self))
-    }
-
-    /// The most windows of which each needs the state after the one before: what cannot be computed
-    /// at the same time.
-    pub fn longest_chain(&self) -> usize {
-        // Windows up to the one that writes each slot. Paths that start from a slot come after it.
-        let mut until_slot = vec![0; self.n_slots()];
-        let mut longest = 0;
-        for (path, &entry) in self.path_entries().iter().enumerate() {
-            let mut chain = usize::try_from(entry).map_or(0, |slot| until_slot[slot]);
-            let offsets = self.path_offsets();
-            for window in offsets[path]..offsets[path + 1] {
-                chain += 1;
-                if let Ok(slot) = usize::try_from(self.window_slots()[window as usize]) {
-                    until_slot[slot] = chain;
-                }
-            }
-            longest = longest.max(chain);
-        }
-        longest
-    }
-
-    /// Rows that tiles of `tile_rows` rows compute: each window is rounded up to whole tiles.
-    ///
-    /// # Panics
-    /// If `tile_rows` is 0.
-    pub fn tiled_rows(&self, tile_rows: usize) -> usize {
-        let lengths = self.window_lengths().iter().map(|&length| length as usize);
-        lengths.map(|rows| rows.next_multiple_of(tile_rows)).sum()
     }
 
     /// Bytes of the lists that say how rows hang together, of those of runs and convolutions, and of
@@ -486,20 +371,6 @@ impl TreeRecurrence {
             }
     }
 
-    /// Rows that tiles of `tile_rows` rows compute per row of the layouts: each window is rounded
-    /// up to whole tiles. 1 means no padding, also of layouts without rows.
-    ///
-    /// # Panics
-    /// If `tile_rows` is 0.
-    pub fn padding_factor(&self, tile_rows: usize) -> f64 {
-        let computed = self.tiled_rows(tile_rows);
-        let rows: usize = self.0.tree.layouts.iter().map(Range::len).sum();
-        match rows {
-            0 => 1.0,
-            rows => computed as f64 / rows as f64,
-        }
-    }
-
     /// What a causal convolution with `kernel_size` taps reads, made on first use.
     ///
     /// # Errors
@@ -522,53 +393,6 @@ impl TreeRecurrence {
 impl Inner {
     fn shape(&self) -> (usize, usize) {
         (self.batch_size, self.row_length)
-    }
-}
-
-impl Tree {
-    fn push(&mut self, layout: &TreeLayout, row_length: usize) {
-        let first = self.rows();
-        let end = first + row_length;
-        let rows = first..first + layout.len();
-        for (row, &parent) in rows.clone().zip(&layout.parents) {
-            if parent < 0 {
-                self.roots.push(row as u32);
-            }
-        }
-        let flat = |parent: &i32| {
-            if *parent < 0 {
-                -1
-            } else {
-                parent + first as i32
-            }
-        };
-        self.parents.extend(layout.parents.iter().map(flat));
-        self.parents.resize(end, -1);
-        let ends = layout.subtree_ends.iter().map(|end| end + first as u32);
-        self.subtree_ends.extend(ends);
-        self.subtree_ends.resize(end, 0);
-        self.depths.extend(&layout.position_ids);
-        self.depths.resize(end, 0);
-        self.layouts.push(rows);
-    }
-
-    fn rows(&self) -> usize {
-        self.parents.len()
-    }
-
-    fn is_padding(&self, row: usize) -> bool {
-        self.subtree_ends[row] == 0
-    }
-
-    fn n_initial_states(&self) -> usize {
-        let states = self.root_states.iter().flatten();
-        states.max().map_or(0, |&state| state as usize + 1)
-    }
-
-    /// The initial state of the tree that `row` begins; `None` as well where it begins none.
-    fn initial_state(&self, row: usize) -> Option<u32> {
-        let root = self.roots.binary_search(&(row as u32)).ok()?;
-        self.root_states[root]
     }
 }
 

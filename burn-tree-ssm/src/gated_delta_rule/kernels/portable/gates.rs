@@ -3,8 +3,12 @@
 use cubecl::prelude::*;
 
 use super::super::log_decay::log_decay_of;
+use super::tile::{
+    Quad, SQUARE_LANES, SQUARE_STRIDE, TILE, block_column, block_row, is_first, sum_rows,
+};
 use super::window::{
-    BETA, GRAD_BETA, GRAD_LOG_DECAY, GRAD_SUM, Problem, SUM, end_in_window, gate_index, window_at,
+    BETA, GRAD_BETA, GRAD_LOG_DECAY, GRAD_SUM, Gates, Problem, SUM, Window, end_in_window,
+    gate_index, sees, window_at,
 };
 
 /// The gates of each row and head: sum of the log decay over the row's path within its window, and
@@ -71,5 +75,65 @@ pub(super) fn gate_gradients(
         grad_log_decay[target] = sum;
         grad_beta[target] = gate_values[gates + GRAD_BETA];
         at += CUBE_DIM as usize;
+    }
+}
+
+/// For every row of a tile, the sum of what passes it, of numbers for pairs of rows (row of the tile)
+/// and ancestors (column) in shared memory: from ancestors of the row to itself and the rows below
+/// it. Numbers of other pairs are zero. The units of [`is_first`] get the sums of rows
+/// `4 UNIT_POS ..`. All units must arrive; the tile is used up.
+#[cube]
+pub(super) fn sum_passing(gates: &Gates, pairs: &mut Shared<[Quad]>) -> Quad {
+    sync_cube();
+    if UNIT_POS < comptime!(TILE as u32) {
+        // In place of each number, the sum of those before it in its row.
+        let mut before = 0.0f32;
+        for quad in 0..SQUARE_LANES {
+            let at = UNIT_POS as usize * SQUARE_STRIDE + quad;
+            let numbers = pairs[at];
+            let mut sums = Quad::zeroed();
+            #[unroll]
+            for c in 0..4usize {
+                sums.insert(c, before);
+                before += numbers.extract(c);
+            }
+            pairs[at] = sums;
+        }
+    }
+    sync_cube();
+    let row = block_row(SQUARE_LANES);
+    let column = block_column(SQUARE_LANES);
+    let mut of_columns = Quad::zeroed();
+    #[unroll]
+    for r in 0..4usize {
+        let sums = pairs[(row + r) * SQUARE_STRIDE + column / 4];
+        #[unroll]
+        for c in 0..4usize {
+            if sees(gates, row + r, column + c) {
+                let sum = of_columns.extract(c) + sums.extract(c);
+                of_columns.insert(c, sum);
+            }
+        }
+    }
+    sum_rows(of_columns, pairs)
+}
+
+/// Adds the sums that the units of [`is_first`] have for four rows each to the rows' gates.
+#[cube]
+pub(super) fn add_to_gates(
+    sums: Quad,
+    gate_values: &mut [f32],
+    #[comptime] which: usize,
+    problem: &Problem,
+    window: &Window,
+) {
+    if is_first() {
+        #[unroll]
+        for c in 0..4usize {
+            let row = UNIT_POS as usize * 4 + c;
+            if row < window.rows {
+                gate_values[gate_index(problem, window, row) + which] += sums.extract(c);
+            }
+        }
     }
 }

@@ -12,15 +12,15 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::gates::{add_to_gates, sum_passing};
 use super::tile::{
     Order, Quad, SQUARE_LANES, SQUARE_LEN, SQUARE_STRIDE, TILE, UNIT_ROWS, add_product,
     add_product_of_square, block_column, block_row, is_first, new_stage, part, put, read,
-    sum_columns, sum_rows, transposed, write, write_product_of_square, zeros,
+    sum_columns, transposed, write, write_product_of_square, zeros,
 };
 use super::window::{
-    GRAD_BETA, GRAD_LOG_DECAY, GRAD_SUM, Gates, Problem, Window, decay, gate_index, head_key_rows,
-    inverse_rows, key_rows, load_gates, scale_by_decays, sees, value_rows, window_of_cube,
-    window_state,
+    GRAD_BETA, GRAD_LOG_DECAY, GRAD_SUM, Problem, decay, head_key_rows, inverse_rows, key_rows,
+    load_gates, scale_by_decays, value_rows, window_of_cube, window_state,
 };
 
 /// `X = Tg^T dU`, in place of `dU`, the gradient `diag(beta) X` of the values, and what
@@ -470,64 +470,4 @@ pub(super) fn key_gradients_of_states<E: Float>(
         }
     }
     add_to_gates(of_rows, gate_values, GRAD_LOG_DECAY, &problem, &window);
-}
-
-/// For every row of a tile, the sum of what passes it, of numbers for pairs of rows (row of the tile)
-/// and ancestors (column) in shared memory: from ancestors of the row to itself and the rows below
-/// it. Numbers of other pairs are zero. The units of [`is_first`] get the sums of rows
-/// `4 UNIT_POS ..`. All units must arrive; the tile is used up.
-#[cube]
-fn sum_passing(gates: &Gates, pairs: &mut Shared<[Quad]>) -> Quad {
-    sync_cube();
-    if UNIT_POS < comptime!(TILE as u32) {
-        // In place of each number, the sum of those before it in its row.
-        let mut before = 0.0f32;
-        for quad in 0..SQUARE_LANES {
-            let at = UNIT_POS as usize * SQUARE_STRIDE + quad;
-            let numbers = pairs[at];
-            let mut sums = Quad::zeroed();
-            #[unroll]
-            for c in 0..4usize {
-                sums.insert(c, before);
-                before += numbers.extract(c);
-            }
-            pairs[at] = sums;
-        }
-    }
-    sync_cube();
-    let row = block_row(SQUARE_LANES);
-    let column = block_column(SQUARE_LANES);
-    let mut of_columns = Quad::zeroed();
-    #[unroll]
-    for r in 0..4usize {
-        let sums = pairs[(row + r) * SQUARE_STRIDE + column / 4];
-        #[unroll]
-        for c in 0..4usize {
-            if sees(gates, row + r, column + c) {
-                let sum = of_columns.extract(c) + sums.extract(c);
-                of_columns.insert(c, sum);
-            }
-        }
-    }
-    sum_rows(of_columns, pairs)
-}
-
-/// Adds the sums that the units of [`is_first`] have for four rows each to the rows' gates.
-#[cube]
-fn add_to_gates(
-    sums: Quad,
-    gate_values: &mut [f32],
-    #[comptime] which: usize,
-    problem: &Problem,
-    window: &Window,
-) {
-    if is_first() {
-        #[unroll]
-        for c in 0..4usize {
-            let row = UNIT_POS as usize * 4 + c;
-            if row < window.rows {
-                gate_values[gate_index(problem, window, row) + which] += sums.extract(c);
-            }
-        }
-    }
 }
