@@ -1,22 +1,19 @@
 //! Objectives with models: the first epoch, and the two passes.
 
-use std::cell::RefCell;
-
-use burn::module::Module;
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Tensor};
 use burn_tree_train::objectives::{
     ClipRange, Dpo, DpoOptions, Gspo, GspoOptions, PolicyMetrics, PpoOptions, ppo_loss,
 };
-use burn_tree_train::{LmHeadOptions, TokenLogProbs};
+use burn_tree_train::{StepOptions, TokenLogProbs, step_forward, step_gradients};
 use tree_pack::{
-    Advantage, Aggregation, Objective, OccurrenceBatch, PackedStep, PreferencePair, Trajectory,
-    TreeBatch,
+    Advantage, Aggregation, LossForm, Objective, OccurrenceBatch, PackOptions, PackedStep,
+    Partitioning, PreferencePair, Trajectory, build_forests, pack_step,
 };
 use tree_training_examples::qwen3::Qwen3;
 use tree_training_tests::device::{autodiff_device, supports_f64};
-use tree_training_tests::models::{dense_config, hybrid_config, random_model};
+use tree_training_tests::models::{dense_config, hybrid_config, moe_config, random_model};
 use tree_training_tests::packing::Packing;
-use tree_training_tests::step::{Batching, log_probs, packed_step};
+use tree_training_tests::step::read;
 use tree_training_tests::tensors::NamedTensors;
 
 const VOCABULARY: usize = 17;
@@ -49,7 +46,7 @@ fn trajectories() -> Vec<Trajectory> {
     tokens.into_iter().enumerate().map(trajectory).collect()
 }
 
-fn pack(trajectories: &[Trajectory], packing: Packing, loss: tree_pack::LossForm) -> PackedStep {
+fn pack(trajectories: &[Trajectory], packing: Packing, loss: LossForm) -> PackedStep {
     let (objective, mean) = (Objective::PerOccurrence, Aggregation::TrajectoryMean);
     packing.pack_for(trajectories, objective, mean, loss)
 }
@@ -60,7 +57,8 @@ fn pack(trajectories: &[Trajectory], packing: Packing, loss: tree_pack::LossForm
 #[test]
 fn the_first_epoch_has_ratios_of_one() {
     let device = autodiff_device();
-    for config in [dense_config(VOCABULARY), hybrid_config(VOCABULARY)] {
+    let configs = [dense_config, moe_config, hybrid_config];
+    for config in configs.map(|config| config(VOCABULARY)) {
         let model = random_model(&config, 3, DType::F32, &device);
         let mut given = trajectories();
         for trajectory in &mut given {
@@ -78,26 +76,23 @@ fn the_first_epoch_has_ratios_of_one() {
         ] {
             let mut step = pack(trajectories, packing, PpoOptions::LOSS_FORM);
             assert_eq!(step.merged, merged);
-            let frozen = model.valid();
-            for pack in &mut step.packs {
-                let inner = device.clone().inner();
-                let batch = TreeBatch::new(std::slice::from_ref(pack), &inner);
-                let old = log_probs(&frozen, &batch, LmHeadOptions::default());
+            let options = StepOptions::default();
+            let log_probs = |_, head: TokenLogProbs, _: &OccurrenceBatch| head.log_probs;
+            let old = step_forward(&model, &step.packs, &options, &device, log_probs);
+            for (pack, old) in step.packs.iter_mut().zip(old.expect("a valid step")) {
                 let old = old.into_data().try_into_vec::<f32>().expect("f32");
                 pack.occurrences.old_log_probs = Some(old);
             }
-            let metrics = RefCell::new(PolicyMetrics::default());
-            let loss = |log_probs: Tensor<1>, occurrences: &OccurrenceBatch| {
-                let head = TokenLogProbs {
-                    log_probs,
-                    entropy: None,
-                };
+            let mut metrics = PolicyMetrics::default();
+            let loss = |_, head: TokenLogProbs, occurrences: &OccurrenceBatch| {
                 let (loss, of_pack) = ppo_loss(head, occurrences, &PpoOptions::default());
-                metrics.borrow_mut().merge(of_pack);
+                metrics.merge(of_pack);
                 loss
             };
-            let run = packed_step(&model, &step, Batching::OneByOne, DType::F32, &device, loss);
-            let found = metrics.into_inner().read();
+            let (losses, _) =
+                step_gradients(&model, &step.packs, &options, &device, loss).expect("a valid step");
+            let loss: f64 = losses.iter().map(|loss| read(loss)[0]).sum();
+            let found = metrics.read();
             assert_eq!(
                 (found.ratio, found.ratio_max, found.old_kl),
                 (1.0, 1.0, 0.0)
@@ -113,11 +108,7 @@ fn the_first_epoch_has_ratios_of_one() {
                 .map(|t| f64::from(t.advantage_of(1).expect("given")))
                 .sum();
             let expected = -advantages / trajectories.len() as f64;
-            assert!(
-                (run.loss - expected).abs() < 1e-6,
-                "{} {expected}",
-                run.loss
-            );
+            assert!((loss - expected).abs() < 1e-6, "{} {expected}", loss);
         }
     }
 }
@@ -148,41 +139,35 @@ impl TwoPasses for Dpo {
     }
 }
 
-/// Loss and gradients with the sums of a first pass, which has no autodiff, or of the same pass.
+/// Loss and gradients with the sums of a first pass without autodiff, or of the same pass.
 fn run(
     model: &Qwen3,
     step: &PackedStep,
+    options: &StepOptions,
     mut objective: impl TwoPasses,
     two: bool,
 ) -> (f64, NamedTensors) {
     let device = autodiff_device();
     if two {
-        let frozen = model.valid();
-        for pack in &step.packs {
-            let inner = device.clone().inner();
-            let packs = std::slice::from_ref(pack);
-            let batch = TreeBatch::with_dtype(packs, &inner, FloatDType::F64);
-            let log_probs = log_probs(&frozen, &batch, LmHeadOptions::default());
-            objective.collect(&log_probs, &batch.occurrences);
-        }
-    }
-    let objective = RefCell::new(objective);
-    let loss = |log_probs: Tensor<1>, occurrences: &OccurrenceBatch| {
-        if !two {
-            objective.borrow_mut().collect(&log_probs, occurrences);
-        }
-        let head = TokenLogProbs {
-            log_probs,
-            entropy: None,
+        let collect = |_, head: TokenLogProbs, occurrences: &OccurrenceBatch| {
+            objective.collect(&head.log_probs, occurrences);
         };
-        objective.borrow().loss(head, occurrences)
+        step_forward(model, &step.packs, options, &device, collect).expect("a valid step");
+    }
+    let loss = |_, head: TokenLogProbs, occurrences: &OccurrenceBatch| {
+        if !two {
+            objective.collect(&head.log_probs, occurrences);
+        }
+        objective.loss(head, occurrences)
     };
-    let run = packed_step(model, step, Batching::OneByOne, DType::F64, &device, loss);
-    (run.loss, NamedTensors::gradients(model, &run.gradients))
+    let (losses, gradients) =
+        step_gradients(model, &step.packs, options, &device, loss).expect("a valid step");
+    let loss = losses.iter().map(|loss| read(loss)[0]).sum();
+    (loss, NamedTensors::gradients(model, &gradients))
 }
 
-/// One pass over one pack, two passes over a pack for each tree, and two over a pack for each
-/// trajectory give the same loss and gradients.
+/// One pass over one pack, and two passes over a pack for each tree, a pack for each trajectory and
+/// over parts of trees give the same loss and gradients.
 fn check_passes<T: TwoPasses>(start: impl Fn(&PackedStep) -> T) {
     if !supports_f64() {
         return;
@@ -192,22 +177,45 @@ fn check_passes<T: TwoPasses>(start: impl Fn(&PackedStep) -> T) {
         shared: false,
         ..Packing::SMALL_PACKS
     };
+    let form = Gspo::LOSS_FORM;
+    let plain = StepOptions::default();
+    let recompute = StepOptions {
+        recompute: true,
+        ..StepOptions::default()
+    };
     for config in [dense_config(VOCABULARY), hybrid_config(VOCABULARY)] {
         let model = random_model(&config, 5, DType::F64, &autodiff_device());
-        let step = |packing| pack(&trajectories, packing, Gspo::LOSS_FORM);
-        let whole = step(Packing::ONE_PACK);
-        let (expected, gradients) = run(&model, &whole, start(&whole), false);
+        let whole = pack(&trajectories, Packing::ONE_PACK, form);
+        let (expected, gradients) = run(&model, &whole, &plain, start(&whole), false);
         assert!(expected.abs() > 1e-3 && gradients.norm() > 1e-3);
-        for packing in [Packing::SMALL_PACKS, flat] {
-            let step = step(packing);
+        let others = [
+            (pack(&trajectories, Packing::SMALL_PACKS, form), &plain),
+            (pack(&trajectories, flat, form), &plain),
+            (parts(&trajectories, 7, Partitioning::Connected), &plain),
+            (parts(&trajectories, 7, Partitioning::Shared), &recompute),
+            (parts(&trajectories, 1, Partitioning::Connected), &plain),
+        ];
+        for (step, options) in others {
             assert!(step.packs.len() > 1);
-            let (loss, found) = run(&model, &step, start(&step), true);
+            let (loss, found) = run(&model, &step, options, start(&step), true);
             assert!((loss - expected).abs() <= 1e-10, "{loss} {expected}");
             let worst = found.worst(&gradients, 1e-3);
             // The bar of models in f64.
             assert!(worst.relative <= 1e-10, "{worst}");
         }
     }
+}
+
+/// The trees in parts of at most `budget` tokens.
+fn parts(trajectories: &[Trajectory], budget: usize, partitioning: Partitioning) -> PackedStep {
+    let options = PackOptions {
+        aggregation: Aggregation::TrajectoryMean,
+        loss: Gspo::LOSS_FORM,
+        partitioning,
+        ..PackOptions::new(budget)
+    };
+    let forests = build_forests(trajectories).expect("valid trajectories");
+    pack_step(trajectories, &forests, &options).expect("a valid step")
 }
 
 #[test]
