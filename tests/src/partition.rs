@@ -1,12 +1,12 @@
 //! Steps over the parts of trees.
 
 use burn::module::Module;
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor};
 use burn_tree_train::{StepOptions, TreeModel, sft_loss, step_gradients};
 use proptest::prelude::*;
 use tree_pack::{
-    Aggregation, LossForm, Objective, PackOptions, PackedStep, Partitioning, Trajectory,
-    build_forests, pack_step,
+    Aggregation, LossForm, Objective, OccurrenceBatch, PackOptions, PackedStep, Partitioning,
+    Trajectory, build_forests, pack_step,
 };
 use tree_training_examples::qwen3::Qwen3;
 
@@ -62,13 +62,33 @@ impl Cut {
         objective: Objective,
         aggregation: Aggregation,
     ) -> PackedStep {
+        self.pack_for(
+            trajectories,
+            objective,
+            aggregation,
+            LossForm::PerTrajectory,
+        )
+    }
+
+    /// Packs the trajectories as one optimizer step for a form of loss, which decides whether
+    /// occurrences are merged.
+    ///
+    /// # Panics
+    /// If they are refused.
+    pub fn pack_for(
+        self,
+        trajectories: &[Trajectory],
+        objective: Objective,
+        aggregation: Aggregation,
+        loss: LossForm,
+    ) -> PackedStep {
         let forests = build_forests(trajectories).expect("valid trajectories");
         let longest = trajectories.iter().map(Trajectory::len).max().unwrap_or(1);
         let options = PackOptions {
             pad_to_multiple: self.multiple,
             objective,
             aggregation,
-            loss: LossForm::PerTrajectory,
+            loss,
             partitioning: self.partitioning,
             ..PackOptions::new(match self.partitioning {
                 Partitioning::RepeatedPrefixes => self.budget.max(longest),
@@ -109,6 +129,21 @@ pub fn parts_step<M: TreeModel + Module>(
     options: &StepOptions,
     device: &Device,
 ) -> Step {
+    parts_step_with(model, packed, options, device, sft_loss)
+}
+
+/// Runs a step whose packs may continue each other, with `loss` of the log-probabilities of each
+/// pack.
+///
+/// # Panics
+/// If the packs are refused.
+pub fn parts_step_with<M: TreeModel + Module>(
+    model: &M,
+    packed: &PackedStep,
+    options: &StepOptions,
+    device: &Device,
+    loss: impl Fn(Tensor<1>, &OccurrenceBatch) -> Tensor<1>,
+) -> Step {
     let mut predictions = Vec::new();
     let (losses, gradients) = step_gradients(
         model,
@@ -127,7 +162,7 @@ pub fn parts_step<M: TreeModel + Module>(
                     log_prob,
                 }
             }));
-            sft_loss(output.log_probs, occurrences)
+            loss(output.log_probs, occurrences)
         },
     )
     .expect("packs of one step");

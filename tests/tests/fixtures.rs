@@ -12,15 +12,18 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_tree_train::objectives::{
     ClipRange, KlEstimator, KlPenalty, PolicyMetrics, PpoOptions, Regularization, ppo_loss,
 };
-use burn_tree_train::{TokenLogProbs, sft_loss};
+use burn_tree_train::{StepOptions, TokenLogProbs, sft_loss};
 use libtest_mimic::{Arguments, Failed, Trial};
-use tree_pack::{Aggregation, LossForm, Objective, OccurrenceBatch, Trajectory};
+use tree_pack::{
+    Aggregation, LossForm, Objective, OccurrenceBatch, PackedStep, Partitioning, Trajectory,
+};
 use tree_training_examples::qwen3::weights::hf_gradients;
 use tree_training_examples::qwen3::{ConfigError, Qwen3, Qwen3Config};
 use tree_training_tests::device::{autodiff_device, device_name};
 use tree_training_tests::fixture::{Case, Counts, ModelFolder, PolicyObjective, Tolerances};
 use tree_training_tests::oracle::loss::prediction_weights;
 use tree_training_tests::packing::Packing;
+use tree_training_tests::partition::{Cut, parts_step_with};
 use tree_training_tests::policy::{PolicyInputs, PolicyLoss, column};
 use tree_training_tests::step::{
     Batching, Prediction, Step, packed_step, read, separate_step, separate_step_with,
@@ -44,9 +47,11 @@ enum Run {
         two_tasks: bool,
         batching: Batching,
     },
+    /// In parts that continue each other.
+    Parts(Cut),
 }
 
-const RUNS: [(&str, Run); 5] = [
+const RUNS: [(&str, Run); 6] = [
     ("alone", Run::Alone),
     (
         "packed",
@@ -85,6 +90,10 @@ const RUNS: [(&str, Run); 5] = [
             two_tasks: true,
             batching: Batching::Together,
         },
+    ),
+    (
+        "parts_of_trees",
+        Run::Parts(Cut::new(20, Partitioning::Connected)),
     ),
 ];
 
@@ -359,12 +368,44 @@ impl Check {
                 let weights = prediction_weights(trajectories, objective, aggregation);
                 separate_step(model, trajectories, &weights, DTYPE, &self.device)
             }
-            Run::Packed {
-                packing, batching, ..
-            } => {
-                let packed = packing.pack_for(trajectories, objective, aggregation, form);
-                packed_step(model, &packed, batching, DTYPE, &self.device, sft_loss)
+            Run::Packed { .. } | Run::Parts(_) => {
+                let packed = self.pack(trajectories, objective, aggregation, form);
+                self.run_packed(model, &packed, sft_loss)
             }
+        }
+    }
+
+    fn pack(
+        &self,
+        trajectories: &[Trajectory],
+        objective: Objective,
+        aggregation: Aggregation,
+        form: LossForm,
+    ) -> PackedStep {
+        match self.run {
+            Run::Packed { packing, .. } => {
+                packing.pack_for(trajectories, objective, aggregation, form)
+            }
+            Run::Parts(cut) => cut.pack_for(trajectories, objective, aggregation, form),
+            Run::Alone => panic!("sequences alone are not packed"),
+        }
+    }
+
+    fn run_packed(
+        &self,
+        model: &Qwen3,
+        packed: &PackedStep,
+        loss: impl Fn(Tensor<1>, &OccurrenceBatch) -> Tensor<1>,
+    ) -> Step {
+        match self.run {
+            Run::Packed { batching, .. } => {
+                packed_step(model, packed, batching, DTYPE, &self.device, loss)
+            }
+            Run::Parts(_) => {
+                let options = StepOptions::default();
+                parts_step_with(model, packed, &options, &self.device, loss)
+            }
+            Run::Alone => panic!("sequences alone are not packed"),
         }
     }
 
@@ -376,9 +417,7 @@ impl Check {
     ) -> (Step, BTreeMap<&'static str, f64>) {
         match self.run {
             Run::Alone => self.policy_alone(model, objective),
-            Run::Packed {
-                packing, batching, ..
-            } => self.policy_packed(model, objective, packing, batching),
+            Run::Packed { .. } | Run::Parts(_) => self.policy_packed(model, objective),
         }
     }
 
@@ -428,8 +467,6 @@ impl Check {
         &self,
         model: &Qwen3,
         objective: PolicyObjective,
-        packing: Packing,
-        batching: Batching,
     ) -> (Step, BTreeMap<&'static str, f64>) {
         let surrogate = PpoOptions {
             clip: ClipRange::symmetric(objective.clip_eps),
@@ -448,7 +485,7 @@ impl Check {
         };
         let (per_occurrence, mean) = (Objective::PerOccurrence, Aggregation::TokenMean);
         let form = PpoOptions::LOSS_FORM;
-        let packed = packing.pack_for(&self.trajectories, per_occurrence, mean, form);
+        let packed = self.pack(&self.trajectories, per_occurrence, mean, form);
         let metrics = RefCell::new(PolicyMetrics::default());
         let surrogates = RefCell::new(0.0);
         let loss = |log_probs: Tensor<1>, columns: &OccurrenceBatch| {
@@ -462,7 +499,7 @@ impl Check {
             metrics.borrow_mut().merge(of_pack);
             loss
         };
-        let step = packed_step(model, &packed, batching, DTYPE, &self.device, loss);
+        let step = self.run_packed(model, &packed, loss);
         let metrics = metrics.into_inner().read();
         let parts = BTreeMap::from([
             ("grpo", step.loss),

@@ -91,7 +91,7 @@ impl<'a> Columns<'a> {
 
 type Column = Result<Tensor<1>, ObjectiveInputError>;
 
-/// Checks that an option is a finite number in a range.
+/// Checks that an option is a finite number in a range; `expected` says so.
 pub(super) fn check_option(
     option: &'static str,
     value: f64,

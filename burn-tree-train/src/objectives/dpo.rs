@@ -1,14 +1,14 @@
 //! Direct preference optimization: pairs of trajectories.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{Int, Tensor, TensorData, activation};
 use tree_pack::{LossForm, OccurrenceBatch, PreferencePair, StepTrajectory};
 
 use super::ObjectiveInputError;
 use super::columns::{Columns, check_option};
-use super::trajectory_sums::{TrajectoryCoefficients, TrajectorySums, sum_by};
+use super::trajectory_sums::{TrajectoryCoefficients, TrajectorySums, count, sum_by};
 use crate::{GatherPlan, TokenLogProbs};
 
 /// The loss of a pair with the margin `m = S_chosen - S_rejected`, where `S` is the sum of
@@ -58,6 +58,9 @@ impl Default for DpoOptions {
 /// same parameters. Where every pair lies in one pack, one pass is enough: `collect` directly
 /// before `loss`, pack by pack.
 ///
+/// When ranks share a step, both trajectories of a pair must be on one rank: those of one tree
+/// always are.
+///
 /// # Example
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -99,6 +102,8 @@ pub struct Dpo {
     rejected: Arc<GatherPlan>,
     /// For each trajectory those it is compared with.
     partners: Vec<Vec<u32>>,
+    /// Of the sums as they are.
+    coefficients: OnceLock<TrajectoryCoefficients>,
 }
 
 /// What a step of DPO tells: averages over its pairs.
@@ -133,7 +138,12 @@ impl Dpo {
         pairs: &[PreferencePair],
         options: DpoOptions,
     ) -> Result<Self, ObjectiveInputError> {
-        check_option("beta", options.beta, options.beta > 0.0, "more than 0")?;
+        check_option(
+            "beta",
+            options.beta,
+            options.beta > 0.0,
+            "a finite number above 0",
+        )?;
         if let PreferenceLoss::Sigmoid { label_smoothing } = options.loss {
             let holds = (0.0..=0.5).contains(&label_smoothing);
             check_option("label_smoothing", label_smoothing, holds, "0 to 0.5")?;
@@ -181,6 +191,7 @@ impl Dpo {
             chosen: plan(chosen_numbers),
             rejected: plan(rejected_numbers),
             partners,
+            coefficients: OnceLock::new(),
         })
     }
 
@@ -214,6 +225,7 @@ impl Dpo {
             return Ok(());
         }
         let reference = columns.ref_log_probs("the margin of a pair")?;
+        self.coefficients = OnceLock::new();
         self.sums
             .add([log_probs.clone().inner() - reference], occurrences)
     }
@@ -241,17 +253,21 @@ impl Dpo {
         if occurrences.is_empty() {
             return Ok(head.log_probs.sum());
         }
-        let trajectories = &occurrences.host_trajectories;
-        self.sums.check_complete(trajectories)?;
-        let mut others: Vec<u32> = trajectories.to_vec();
-        others.dedup();
-        let others: Vec<u32> = others
-            .iter()
-            .flat_map(|&trajectory| &self.partners[trajectory as usize])
-            .copied()
-            .collect();
-        self.sums.check_complete(&others)?;
-        Ok(self.coefficients().loss(head.log_probs, occurrences).sum())
+        let mut has_pairs = false;
+        for (trajectory, _) in count(&occurrences.host_trajectories) {
+            let partners = self.partners.get(trajectory as usize).map(Vec::as_slice);
+            // Of trajectories in no pair nothing has to be known.
+            for &partner in partners.unwrap_or_default() {
+                has_pairs = true;
+                self.sums.check_complete(trajectory)?;
+                self.sums.check_complete(partner)?;
+            }
+        }
+        if !has_pairs {
+            return Ok((head.log_probs * 0.0).sum());
+        }
+        let coefficients = self.coefficients.get_or_init(|| self.new_coefficients());
+        Ok(coefficients.loss(head.log_probs, occurrences).sum())
     }
 
     /// Waits for the device, in one transfer.
@@ -260,7 +276,9 @@ impl Dpo {
     /// [`ObjectiveInputError::IncompleteTrajectory`] before all packs with pairs are collected.
     pub fn statistics(&self) -> Result<DpoStatistics, ObjectiveInputError> {
         for plan in [&self.chosen, &self.rejected] {
-            self.sums.check_complete(plan.indices())?;
+            for &trajectory in plan.indices() {
+                self.sums.check_complete(trajectory)?;
+            }
         }
         let (chosen, rejected) = self.pair_sums();
         let margins = chosen.clone() - rejected.clone();
@@ -315,7 +333,7 @@ impl Dpo {
         }
     }
 
-    fn coefficients(&self) -> TrajectoryCoefficients {
+    fn new_coefficients(&self) -> TrajectoryCoefficients {
         let (chosen, rejected) = self.pair_sums();
         let (losses, slopes) = self.pair_losses(chosen - rejected);
         let of_pairs: Tensor<2> = Tensor::stack(vec![slopes, losses], 1) / self.pairs() as f64;

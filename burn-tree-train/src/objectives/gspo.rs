@@ -1,12 +1,14 @@
 //! GSPO: a ratio for each trajectory.
 
+use std::sync::OnceLock;
+
 use burn::tensor::Tensor;
 use tree_pack::{LossForm, OccurrenceBatch, StepTrajectory};
 
 use super::columns::Columns;
 use super::metrics::MetricColumns;
 use super::ppo::{check_sampling_cap, sampling_weights};
-use super::trajectory_sums::{TrajectoryCoefficients, TrajectorySums};
+use super::trajectory_sums::{TrajectoryCoefficients, TrajectorySums, count};
 use super::{ClipRange, ObjectiveInputError, PolicyMetrics, Regularization};
 use crate::TokenLogProbs;
 
@@ -91,6 +93,8 @@ impl Default for GspoOptions {
 pub struct Gspo {
     options: GspoOptions,
     sums: TrajectorySums<3>,
+    /// Of the sums as they are, with the ratio `[R]` of each trajectory.
+    coefficients: OnceLock<(TrajectoryCoefficients, Tensor<1>)>,
 }
 
 /// Columns of the sums.
@@ -118,6 +122,7 @@ impl Gspo {
         Ok(Self {
             options,
             sums: TrajectorySums::new(trajectories),
+            coefficients: OnceLock::new(),
         })
     }
 
@@ -154,6 +159,7 @@ impl Gspo {
         let log_ratio = log_probs.clone().inner() - old;
         let gain = weights.clone() * advantages.clone().clamp_min(0.0);
         let loss = weights * advantages.clamp_max(0.0);
+        self.coefficients = OnceLock::new();
         self.sums.add([log_ratio, gain, loss], occurrences)
     }
 
@@ -185,7 +191,9 @@ impl Gspo {
         if occurrences.is_empty() {
             return Ok(((head.log_probs * weights).sum(), PolicyMetrics::default()));
         }
-        self.sums.check_complete(&occurrences.host_trajectories)?;
+        for (trajectory, _) in count(&occurrences.host_trajectories) {
+            self.sums.check_complete(trajectory)?;
+        }
         let advantages = columns.advantages("the clipped surrogate")?;
         let old = columns.old_log_probs("the ratio of a trajectory")?;
         let sampling = sampling_weights(&columns, &old, self.options.sampling_cap)?;
@@ -194,9 +202,10 @@ impl Gspo {
             .regularization
             .terms(&head, occurrences, &columns)?;
 
-        let (coefficients, trajectory_ratio) = self.coefficients();
+        let cached = self.coefficients.get_or_init(|| self.new_coefficients());
+        let (coefficients, trajectory_ratio) = cached;
         let trajectories = occurrences.trajectories.clone().inner();
-        let ratio = trajectory_ratio.select(0, trajectories);
+        let ratio = trajectory_ratio.clone().select(0, trajectories);
         let ratio = ratio.cast(head.log_probs.dtype());
         let (clipped_low, clipped_high) = self.options.clip.clipped(&ratio, &advantages);
         let metrics = MetricColumns {
@@ -218,7 +227,7 @@ impl Gspo {
 
     /// The coefficients and the ratio `[R]` of each trajectory; those that are not complete are
     /// not used.
-    fn coefficients(&self) -> (TrajectoryCoefficients, Tensor<1>) {
+    fn new_coefficients(&self) -> (TrajectoryCoefficients, Tensor<1>) {
         let column = |index| self.sums.column(index).expect("predictions are complete");
         let (gain, loss) = (column(GAIN), column(LOSS));
         let inverse_lengths = self.sums.inverse_lengths(&gain);

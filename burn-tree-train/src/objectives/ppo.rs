@@ -29,7 +29,12 @@ impl ClipRange {
     pub(super) fn check(&self) -> Result<(), ObjectiveInputError> {
         let Self { low, high } = *self;
         check_option("clip.low", low, (0.0..=1.0).contains(&low), "0 to 1")?;
-        check_option("clip.high", high, high >= 0.0, "at least 0")
+        check_option(
+            "clip.high",
+            high,
+            high >= 0.0,
+            "a finite number of at least 0",
+        )
     }
 
     /// Where a ratio has left the range on the side that its advantage pushes to: (low, high).
@@ -80,7 +85,7 @@ impl PpoOptions {
     pub fn check(&self) -> Result<(), ObjectiveInputError> {
         self.clip.check()?;
         if let Some(bound) = self.dual_clip {
-            check_option("dual_clip", bound, bound > 1.0, "more than 1")?;
+            check_option("dual_clip", bound, bound > 1.0, "a finite number above 1")?;
         }
         check_sampling_cap(self.sampling_cap)?;
         self.regularization.check()
@@ -214,7 +219,7 @@ pub fn try_ppo_loss(
 
 pub(super) fn check_sampling_cap(cap: Option<f64>) -> Result<(), ObjectiveInputError> {
     match cap {
-        Some(cap) => check_option("sampling_cap", cap, cap > 0.0, "more than 0"),
+        Some(cap) => check_option("sampling_cap", cap, cap > 0.0, "a finite number above 0"),
         None => Ok(()),
     }
 }

@@ -17,7 +17,9 @@ pub enum KlEstimator {
     /// `d^2 / 2`: biased, never negative. Its gradient is in expectation that of the divergence,
     /// if the samples are those of the policy.
     K2,
-    /// `exp(d) - d - 1`: unbiased, never negative; that of GRPO.
+    /// `exp(d) - d - 1`: unbiased, never negative; that of GRPO. As a loss its gradient is in
+    /// expectation that of the divergence the other way round, `KL(reference || policy)`, if the
+    /// samples are those of the policy.
     #[default]
     K3,
 }
@@ -75,7 +77,7 @@ impl Regularization {
                 "kl.coefficient",
                 coefficient,
                 coefficient >= 0.0,
-                "at least 0",
+                "a finite number of at least 0",
             )?;
         }
         let coefficient = self.entropy_coefficient;

@@ -52,18 +52,22 @@ impl<const C: usize> TrajectorySums<C> {
         if occurrences.is_empty() {
             return Ok(());
         }
-        let plan = self.plan(&occurrences.host_trajectories)?;
-        let mut collected = self.collected.clone();
-        for &trajectory in occurrences.host_trajectories.iter() {
-            collected[trajectory as usize] += 1;
+        let counts = count(&occurrences.host_trajectories);
+        for &(trajectory, count) in &counts {
+            // A pack that is collected twice is refused before it has spoiled anything.
+            let trained = self.trained(trajectory)?;
+            let collected = self.collected[trajectory as usize] + count;
+            if collected > trained {
+                return Err(incomplete(trajectory, collected, trained));
+            }
         }
-        // A pack that is collected twice, before its sums have spoiled anything.
-        self.check(&collected, &occurrences.host_trajectories, |own, all| {
-            own <= all
-        })?;
+        for (trajectory, count) in counts {
+            self.collected[trajectory as usize] += count;
+        }
+        let plan = GatherPlan::new(occurrences.host_trajectories.to_vec(), self.len());
+        let plan = plan.expect("trajectories of the step");
         let values: Tensor<2> = Tensor::stack(columns.to_vec(), 1);
-        let sums = sum_by(values, plan);
-        self.collected = collected;
+        let sums = sum_by(values, Arc::new(plan));
         self.sums = Some(match self.sums.take() {
             Some(earlier) => earlier + sums,
             None => sums,
@@ -71,45 +75,22 @@ impl<const C: usize> TrajectorySums<C> {
         Ok(())
     }
 
-    /// Checks that all predictions of `trajectories` have been added.
-    pub(super) fn check_complete(&self, trajectories: &[u32]) -> Result<(), ObjectiveInputError> {
-        self.plan(trajectories)?;
-        self.check(&self.collected, trajectories, |own, all| own == all)
-    }
-
-    fn check(
-        &self,
-        collected: &[u32],
-        trajectories: &[u32],
-        holds: fn(u32, u32) -> bool,
-    ) -> Result<(), ObjectiveInputError> {
-        let count = |trajectory: usize| (collected[trajectory], self.trained[trajectory]);
-        let wrong = trajectories
-            .iter()
-            .map(|&trajectory| trajectory as usize)
-            .find(|&trajectory| {
-                let (own, all) = count(trajectory);
-                !holds(own, all)
-            });
-        match wrong {
-            None => Ok(()),
-            Some(trajectory) => {
-                let (collected, trained) = count(trajectory);
-                Err(ObjectiveInputError::IncompleteTrajectory {
-                    trajectory,
-                    collected,
-                    trained,
-                })
-            }
+    /// Checks that all predictions of a trajectory have been added.
+    pub(super) fn check_complete(&self, trajectory: u32) -> Result<(), ObjectiveInputError> {
+        let trained = self.trained(trajectory)?;
+        match self.collected[trajectory as usize] {
+            collected if collected == trained => Ok(()),
+            collected => Err(incomplete(trajectory, collected, trained)),
         }
     }
 
-    fn plan(&self, trajectories: &[u32]) -> Result<Arc<GatherPlan>, ObjectiveInputError> {
-        let plan = GatherPlan::new(trajectories.to_vec(), self.len());
-        plan.map(Arc::new)
-            .map_err(|error| ObjectiveInputError::ForeignTrajectory {
-                trajectory: error.index,
-                trajectories: error.rows,
+    fn trained(&self, trajectory: u32) -> Result<u32, ObjectiveInputError> {
+        let trained = self.trained.get(trajectory as usize);
+        trained
+            .copied()
+            .ok_or(ObjectiveInputError::ForeignTrajectory {
+                trajectory,
+                trajectories: self.len(),
             })
     }
 
@@ -130,6 +111,22 @@ impl<const C: usize> TrajectorySums<C> {
     }
 }
 
+fn incomplete(trajectory: u32, collected: u32, trained: u32) -> ObjectiveInputError {
+    ObjectiveInputError::IncompleteTrajectory {
+        trajectory: trajectory as usize,
+        collected,
+        trained,
+    }
+}
+
+/// Each trajectory of a pack, ascending, with the number of its occurrences.
+pub(super) fn count(trajectories: &[u32]) -> Vec<(u32, u32)> {
+    let mut sorted = trajectories.to_vec();
+    sorted.sort_unstable();
+    let runs = sorted.chunk_by(|a, b| a == b);
+    runs.map(|run| (run[0], run.len() as u32)).collect()
+}
+
 /// Sums of the rows of `values [n, C]` that belong to each of `plan.rows()` groups, in a fixed
 /// order: what the gradient of a gather is.
 pub(super) fn sum_by(values: Tensor<2>, plan: Arc<GatherPlan>) -> Tensor<2> {
@@ -140,6 +137,7 @@ pub(super) fn sum_by(values: Tensor<2>, plan: Arc<GatherPlan>) -> Tensor<2> {
 }
 
 /// A loss of trajectories that has been reduced to numbers for each of them.
+#[derive(Clone, Debug)]
 pub(super) struct TrajectoryCoefficients {
     /// `[R]` derivative of the loss by each log-probability of a trajectory.
     pub(super) gradients: Tensor<1>,
@@ -150,13 +148,13 @@ pub(super) struct TrajectoryCoefficients {
 impl TrajectoryCoefficients {
     /// The loss of a pack, for each occurrence: its value is the pack's share of the loss of the
     /// step, its gradient that of the whole.
-    pub(super) fn loss(self, log_probs: Tensor<1>, occurrences: &OccurrenceBatch) -> Tensor<1> {
+    pub(super) fn loss(&self, log_probs: Tensor<1>, occurrences: &OccurrenceBatch) -> Tensor<1> {
         let trajectories = occurrences.trajectories.clone().inner();
-        let gather = |column: Tensor<1>| {
-            let column = column.inner().select(0, trajectories.clone());
+        let gather = |column: &Tensor<1>| {
+            let column = column.clone().inner().select(0, trajectories.clone());
             column.cast(log_probs.dtype())
         };
-        let (gradients, values) = (gather(self.gradients), gather(self.values));
+        let (gradients, values) = (gather(&self.gradients), gather(&self.values));
         // The difference is 0: it brings the gradient and not a value.
         (log_probs.clone() - log_probs.inner()) * gradients + values
     }

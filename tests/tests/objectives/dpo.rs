@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use burn::tensor::{DType, Tensor};
 use burn_tree_train::objectives::reference::{self, Prediction};
 use burn_tree_train::objectives::{Dpo, DpoOptions, ObjectiveInputError, PreferenceLoss};
 use proptest::prelude::*;
@@ -12,7 +13,7 @@ use tree_training_tests::packing::Packing;
 use tree_training_tests::step::read;
 
 use crate::case::{
-    Case, Original, batch, by_entry, cases, check_close, originals, spread_over_packs,
+    Case, Original, batch, by_entry, cases, check_close, device, originals, spread_over_packs,
 };
 use crate::gspo::{by_trajectory, slopes};
 use crate::ppo::packings;
@@ -147,7 +148,7 @@ fn tokens_of_both_trajectories_cancel() {
     };
     let mut dpo = Dpo::new(&step.trajectories, &[pair], DpoOptions::default()).unwrap();
     let occurrences = batch(&step.packs[0]).occurrences;
-    let log_probs = (occurrences.targets.clone().float() * -0.3).cast(burn::tensor::DType::F64);
+    let log_probs = (occurrences.targets.clone().float() * -0.3).cast(DType::F64);
     let log_probs = log_probs.detach().require_grad();
     dpo.collect(&log_probs, &occurrences);
     let head = burn_tree_train::TokenLogProbs {
@@ -196,7 +197,10 @@ fn wrong_arguments_are_named() {
         beta: 0.0,
         ..default
     };
-    assert_eq!(error(4, 7, beta), "beta is 0, expected more than 0");
+    assert_eq!(
+        error(4, 7, beta),
+        "beta is 0, expected a finite number above 0"
+    );
     let loss = PreferenceLoss::Sigmoid {
         label_smoothing: 0.6,
     };
@@ -213,4 +217,50 @@ fn wrong_arguments_are_named() {
         dpo.statistics(),
         Err(ObjectiveInputError::IncompleteTrajectory { .. })
     ));
+}
+
+/// Trajectories in no pair need not be known; those in pairs must.
+#[test]
+fn only_pairs_have_to_be_complete() {
+    let trajectories = [3, 4, 5, 6].map(|token| Trajectory {
+        ref_log_probs: Some(vec![-0.5; 3]),
+        ..Trajectory::new(
+            "a",
+            token.to_string(),
+            vec![1, 2, token, token],
+            vec![true; 4],
+        )
+    });
+    let (objective, sum) = (Objective::PerOccurrence, Aggregation::Sum);
+    let step = Packing::ONE_PACK.pack_for(&trajectories, objective, sum, Dpo::LOSS_FORM);
+    let torn = spread_over_packs(&step, 5);
+    let holds = |pack: &tree_pack::Pack, wanted: &[u32]| {
+        let mut trajectories = pack.occurrences.trajectories.iter();
+        trajectories.any(|trajectory| wanted.contains(trajectory))
+    };
+    let pair = PreferencePair {
+        chosen: 0,
+        rejected: 1,
+    };
+    let mut dpo = Dpo::new(&step.trajectories, &[pair], DpoOptions::default()).unwrap();
+    let head = |pack: &tree_pack::Pack| burn_tree_train::TokenLogProbs {
+        log_probs: Tensor::full([pack.occurrences.len()], -0.7, (&device(), DType::F64)),
+        entropy: None,
+    };
+    for pack in &torn.packs {
+        let loss = dpo.try_loss(head(pack), &batch(pack).occurrences);
+        match holds(pack, &[0, 1]) {
+            true => assert!(loss.is_err()),
+            false => assert_eq!(read(&loss.unwrap()), [0.0]),
+        }
+    }
+    // What is in no pair is not collected.
+    for pack in torn.packs.iter().filter(|pack| holds(pack, &[0, 1])) {
+        dpo.collect(&head(pack).log_probs, &batch(pack).occurrences);
+    }
+    let losses = torn.packs.iter().map(|pack| {
+        let loss = dpo.loss(head(pack), &batch(pack).occurrences);
+        read(&loss)[0]
+    });
+    assert!((losses.sum::<f64>() - 2.0f64.ln()).abs() < 1e-12);
 }

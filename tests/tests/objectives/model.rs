@@ -70,13 +70,28 @@ fn the_first_epoch_has_ratios_of_one() {
             trajectory.advantage = Some(Advantage::Trajectory(0.5));
             trajectory.ref_log_probs = None;
         }
-        for (trajectories, merged, packing) in [
-            (&given, false, Packing::SMALL_PACKS),
-            (&uniform, true, Packing::ONE_PACK),
+        let form = PpoOptions::LOSS_FORM;
+        let recompute = StepOptions {
+            recompute: true,
+            ..StepOptions::default()
+        };
+        let connected = Partitioning::Connected;
+        for (trajectories, merged, mut step, options) in [
+            (
+                &given,
+                false,
+                pack(&given, Packing::SMALL_PACKS, form),
+                StepOptions::default(),
+            ),
+            (
+                &uniform,
+                true,
+                pack(&uniform, Packing::ONE_PACK, form),
+                StepOptions::default(),
+            ),
+            (&given, false, parts(&given, 7, connected, form), recompute),
         ] {
-            let mut step = pack(trajectories, packing, PpoOptions::LOSS_FORM);
             assert_eq!(step.merged, merged);
-            let options = StepOptions::default();
             let log_probs = |_, head: TokenLogProbs, _: &OccurrenceBatch| head.log_probs;
             let old = step_forward(&model, &step.packs, &options, &device, log_probs);
             for (pack, old) in step.packs.iter_mut().zip(old.expect("a valid step")) {
@@ -113,10 +128,19 @@ fn the_first_epoch_has_ratios_of_one() {
     }
 }
 
-/// What both objectives of trajectories offer.
+/// An objective in one pass or two.
 trait TwoPasses {
     fn collect(&mut self, log_probs: &Tensor<1>, occurrences: &OccurrenceBatch);
     fn loss(&self, head: TokenLogProbs, occurrences: &OccurrenceBatch) -> Tensor<1>;
+}
+
+/// Needs no first pass.
+impl TwoPasses for PpoOptions {
+    fn collect(&mut self, _: &Tensor<1>, _: &OccurrenceBatch) {}
+
+    fn loss(&self, head: TokenLogProbs, occurrences: &OccurrenceBatch) -> Tensor<1> {
+        ppo_loss(head, occurrences, self).0
+    }
 }
 
 impl TwoPasses for Gspo {
@@ -183,7 +207,8 @@ fn check_passes<T: TwoPasses>(start: impl Fn(&PackedStep) -> T) {
         recompute: true,
         ..StepOptions::default()
     };
-    for config in [dense_config(VOCABULARY), hybrid_config(VOCABULARY)] {
+    let configs = [dense_config, moe_config, hybrid_config];
+    for config in configs.map(|config| config(VOCABULARY)) {
         let model = random_model(&config, 5, DType::F64, &autodiff_device());
         let whole = pack(&trajectories, Packing::ONE_PACK, form);
         let (expected, gradients) = run(&model, &whole, &plain, start(&whole), false);
@@ -191,9 +216,18 @@ fn check_passes<T: TwoPasses>(start: impl Fn(&PackedStep) -> T) {
         let others = [
             (pack(&trajectories, Packing::SMALL_PACKS, form), &plain),
             (pack(&trajectories, flat, form), &plain),
-            (parts(&trajectories, 7, Partitioning::Connected), &plain),
-            (parts(&trajectories, 7, Partitioning::Shared), &recompute),
-            (parts(&trajectories, 1, Partitioning::Connected), &plain),
+            (
+                parts(&trajectories, 7, Partitioning::Connected, form),
+                &plain,
+            ),
+            (
+                parts(&trajectories, 7, Partitioning::Shared, form),
+                &recompute,
+            ),
+            (
+                parts(&trajectories, 1, Partitioning::Connected, form),
+                &plain,
+            ),
         ];
         for (step, options) in others {
             assert!(step.packs.len() > 1);
@@ -207,15 +241,31 @@ fn check_passes<T: TwoPasses>(start: impl Fn(&PackedStep) -> T) {
 }
 
 /// The trees in parts of at most `budget` tokens.
-fn parts(trajectories: &[Trajectory], budget: usize, partitioning: Partitioning) -> PackedStep {
+fn parts(
+    trajectories: &[Trajectory],
+    budget: usize,
+    partitioning: Partitioning,
+    loss: LossForm,
+) -> PackedStep {
     let options = PackOptions {
         aggregation: Aggregation::TrajectoryMean,
-        loss: Gspo::LOSS_FORM,
+        loss,
         partitioning,
         ..PackOptions::new(budget)
     };
     let forests = build_forests(trajectories).expect("valid trajectories");
     pack_step(trajectories, &forests, &options).expect("a valid step")
+}
+
+#[test]
+fn ppo_is_the_same_over_parts() {
+    check_passes(|_| PpoOptions {
+        clip: ClipRange {
+            low: 0.05,
+            high: 0.1,
+        },
+        ..PpoOptions::default()
+    });
 }
 
 #[test]

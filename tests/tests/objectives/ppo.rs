@@ -300,7 +300,7 @@ fn wrong_arguments_are_named() {
     };
     assert_eq!(
         error(4, PpoOptions { clip, ..default }),
-        "clip.high is NaN, expected at least 0"
+        "clip.high is NaN, expected a finite number of at least 0"
     );
     let dual_clip = Some(1.0);
     assert_eq!(
@@ -311,7 +311,7 @@ fn wrong_arguments_are_named() {
                 ..default
             }
         ),
-        "dual_clip is 1, expected more than 1"
+        "dual_clip is 1, expected a finite number above 1"
     );
     let sampling_cap = Some(2.0);
     let text = error(
