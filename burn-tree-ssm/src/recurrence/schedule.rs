@@ -40,8 +40,8 @@ impl TreeRecurrence {
         &self.0.paths.path_offsets
     }
 
-    /// `[P]` the state with which every path starts: a slot, [`ENTRY_ZERO`], or `-2 - g` for
-    /// initial state `g`.
+    /// `[P]` the state with which every path starts: a slot, [`ENTRY_ZERO`](crate::ENTRY_ZERO), or
+    /// `-2 - g` for initial state `g`.
     pub fn path_entries(&self) -> &[i32] {
         &self.0.paths.path_entries
     }
