@@ -24,7 +24,8 @@ use tree_training_examples::training::timing::{median, wait};
 /// Times gradients of one tree, whole and in parts, with a model of random weights; each with its
 /// graphs kept, with blocks computed again, and with tensors that wait on the host.
 ///
-/// The ways take turns, so that a machine whose rate varies is the same for all. Memory is the largest
+/// The ways take turns, so that a machine whose rate varies is the same for all; on Linux the time
+/// that the cores spent on the program is there, too, which says more if others run. Memory is the largest
 /// number of bytes allocated on the host during a step, less those before it: that of tensors on CPU
 /// backends, nothing of interest elsewhere.
 #[derive(Parser, Debug)]
@@ -75,6 +76,8 @@ struct Way {
     step: PackedStep,
     options: StepOptions,
     seconds: Vec<f64>,
+    /// Of all cores together.
+    cpu_seconds: Vec<f64>,
     bytes: usize,
 }
 
@@ -106,27 +109,37 @@ fn run(args: &Args) -> Result<()> {
     );
     for round in 0..=args.repetitions.get() {
         for way in &mut ways {
-            let (seconds, bytes) = measure(&model, way, &device)?;
+            let measured = measure(&model, way, &device)?;
             if round > 0 {
-                way.seconds.push(seconds);
-                way.bytes = way.bytes.max(bytes);
+                way.seconds.push(measured.seconds);
+                way.cpu_seconds.push(measured.cpu_seconds);
+                way.bytes = way.bytes.max(measured.bytes);
             }
         }
     }
     let whole = &ways[0];
+    let ratio = |of: &[f64], whole: &[f64]| {
+        let pairs = of.iter().zip(whole);
+        format!(
+            "{:.3}",
+            median(pairs.map(|(of, whole)| of / whole).collect())
+        )
+    };
     let rows = ways.iter().map(|way| {
-        let pairs = way.seconds.iter().zip(&whole.seconds);
-        let ratio = median(pairs.map(|(seconds, whole)| seconds / whole).collect());
         vec![
             way.name.to_owned(),
             way.step.packs.len().to_string(),
             format!("{:.3}", median(way.seconds.clone())),
-            format!("{ratio:.3}"),
+            ratio(&way.seconds, &whole.seconds),
+            format!("{:.3}", median(way.cpu_seconds.clone())),
+            ratio(&way.cpu_seconds, &whole.cpu_seconds),
             format!("{:.1}", way.bytes as f64 / f64::from(1 << 20)),
             format!("{:.3}", way.bytes as f64 / whole.bytes as f64),
         ]
     });
-    let header = ["step", "packs", "s", "to whole", "peak MiB", "to whole"];
+    let header = [
+        "step", "packs", "s", "to whole", "CPU s", "to whole", "peak MiB", "to whole",
+    ];
     println!("{}", table(&header, rows.collect()));
     Ok(())
 }
@@ -171,6 +184,7 @@ fn ways(args: &Args) -> Result<Vec<Way>> {
             ..StepOptions::default()
         },
         seconds: Vec::new(),
+        cpu_seconds: Vec::new(),
         bytes: 0,
     };
     Ok(vec![
@@ -198,13 +212,20 @@ fn pack(
     Ok(pack_step(trajectories, forests, &options)?)
 }
 
-/// Seconds, and the peak of allocated bytes over those before.
-fn measure(model: &Qwen3, way: &Way, device: &Device) -> Result<(f64, usize)> {
+/// One step.
+struct Measured {
+    seconds: f64,
+    cpu_seconds: f64,
+    /// Peak of allocated bytes over those before.
+    bytes: usize,
+}
+
+fn measure(model: &Qwen3, way: &Way, device: &Device) -> Result<Measured> {
     let plain = device.clone().inner();
     wait(&plain);
     let before = LIVE.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);
-    let start = Instant::now();
+    let (start, cpu_start) = (Instant::now(), cpu_seconds());
     let gradients = step_gradients(
         model,
         &way.step.packs,
@@ -213,9 +234,28 @@ fn measure(model: &Qwen3, way: &Way, device: &Device) -> Result<(f64, usize)> {
         |_, output, occurrences| sft_loss(output.log_probs, occurrences),
     )?;
     wait(&plain);
-    let seconds = start.elapsed().as_secs_f64();
+    let (seconds, cpu_seconds) = (start.elapsed().as_secs_f64(), cpu_seconds() - cpu_start);
     drop(gradients);
-    Ok((seconds, PEAK.load(Ordering::Relaxed) - before))
+    Ok(Measured {
+        seconds,
+        cpu_seconds,
+        bytes: PEAK.load(Ordering::Relaxed) - before,
+    })
+}
+
+/// Seconds that the cores have spent on this process, which others that run do not lengthen much. NaN
+/// where the system does not tell.
+fn cpu_seconds() -> f64 {
+    /// Ticks per second of the kernel's interface.
+    const TICKS: f64 = 100.0;
+    let read = || {
+        let text = std::fs::read_to_string("/proc/self/stat").ok()?;
+        // After the name in brackets: user and system time are the fields 14 and 15.
+        let fields: Vec<_> = text.rsplit_once(')')?.1.split_whitespace().collect();
+        let ticks = |index: usize| fields.get(index)?.parse::<f64>().ok();
+        Some((ticks(11)? + ticks(12)?) / TICKS)
+    };
+    read().unwrap_or(f64::NAN)
 }
 
 /// The system's allocator, which counts.
