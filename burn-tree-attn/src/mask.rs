@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use tree_pack::{IndexMemory, TreeLayout};
+use tree_pack::{Gateway, IndexMemory, TreeLayout};
 
 use crate::TreeMaskError;
 use crate::visibility::Visibility;
@@ -61,6 +61,20 @@ pub struct PastKeys {
     pub end: Vec<u32>,
     /// `[P]` position of the key on its path.
     pub position: Vec<u32>,
+}
+
+impl From<&Gateway> for PastKeys {
+    fn from(gateway: &Gateway) -> Self {
+        let mut keys = Self::default();
+        for run in &gateway.runs {
+            for position in (run.position..).take(run.rows.len()) {
+                keys.start.push(run.visible_to.start);
+                keys.end.push(run.visible_to.end);
+                keys.position.push(position);
+            }
+        }
+        keys
+    }
 }
 
 impl TreeMask {

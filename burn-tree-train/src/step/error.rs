@@ -14,6 +14,19 @@ pub enum StepError {
     /// The packs contradict themselves, or each other.
     #[error(transparent)]
     Packs(#[from] PacksError),
+    /// A pack without rows, or with more than its length.
+    #[error(
+        "pack {pack} has {rows} rows and a padded length of {padded_len}, expected at least one row \
+         and no fewer than those"
+    )]
+    Rows {
+        /// Index of the pack.
+        pack: usize,
+        /// Rows of its layout.
+        rows: usize,
+        /// Its length with padding.
+        padded_len: usize,
+    },
     /// A pack's mask cannot be built.
     #[error("pack {pack}: {source}")]
     Mask {

@@ -36,32 +36,31 @@ impl PackInputs {
         dtype: FloatDType,
         device: &Device,
     ) -> Result<Self, StepError> {
-        let (pack, planned) = (&packs[index], &plan.packs[index]);
+        let pack = &packs[index];
+        let (past, left) = (plan.past(index), plan.left(index));
         let batch = TreeBatch::with_dtype(std::slice::from_ref(pack), device, dtype);
-        let context = BlockContext::continuing(
-            &batch,
-            std::slice::from_ref(&planned.past_keys),
-            planned.root_states.clone(),
-            planned.requested_rows.clone(),
-        )
-        .map_err(|source| StepError::Mask {
-            pack: index,
-            source,
-        })?;
-        let left = |pack: usize| {
-            let plan = &plan.packs[pack];
-            (plan.kept_rows.len(), plan.requested_rows.len())
-        };
-        let kept_rows = (!planned.kept_rows.is_empty()).then(|| {
-            let plan = GatherPlan::new(planned.kept_rows.clone(), pack.padded_len);
+        let mask = std::slice::from_ref(&past.mask);
+        let requested = left.requested.clone();
+        let context = BlockContext::continuing(&batch, mask, past.root_states, requested).map_err(
+            |source| StepError::Mask {
+                pack: index,
+                source,
+            },
+        )?;
+        let kept_rows = (left.kept.len() > 0).then(|| {
+            let plan = GatherPlan::new(left.kept.rows().collect(), pack.padded_len);
             Arc::new(plan.expect("rows of the layout"))
         });
+        let rows_left = |pack: usize| {
+            let left = plan.left(pack);
+            (left.kept.len(), left.requested.len())
+        };
         Ok(Self {
             index,
             tokens: batch.tokens,
             context,
             occurrences: batch.occurrences,
-            past: PastSources::new(&planned.past, planned.states.as_ref(), left, device),
+            past: PastSources::new(&past.keys, past.states.as_ref(), rows_left, device),
             kept_rows,
         })
     }

@@ -7,6 +7,10 @@
 //! all parts that continue a part are done, one backward pass of that part starts from its own loss
 //! and from the sums. So every token is computed once and every graph walked once, and at any time
 //! only the parts from a root to the current one are there.
+//!
+//! States, and the inputs of convolutions before a root, are those after a row of the parent. What they
+//! owe to rows before the parent goes through it: a convolution's input of a row further up passes the
+//! leaves of parts that are shorter than its kernel, and is rounded to their dtype in each.
 
 mod error;
 mod graph;
@@ -27,8 +31,8 @@ use self::kept::{Place, Shelf};
 use self::plan::{StepPlan, Visit};
 use self::recompute::Checkpoint;
 use crate::{
-    LmHeadOptions, RouterLoad, RouterOutput, TokenLogProbs, TreeModel, load_balancing_loss,
-    widen_gradients,
+    BlockOutputs, LmHeadOptions, RouterLoad, RouterOutput, TokenLogProbs, TreeModel,
+    load_balancing_loss, widen_gradients,
 };
 
 pub use error::StepError;
@@ -102,7 +106,12 @@ impl<F: FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> Tensor<1>> LossOf for F
 /// backends that compute the same twice.
 ///
 /// # Errors
-/// [`StepError`] if what a pack continues from contradicts the others, or the device fails.
+/// [`StepError`] if what a pack continues from contradicts the others, a pack has no rows or more than
+/// its padded length, multiplicities are not those of the rows, or the device fails.
+///
+/// # Panics
+/// If the model or `loss_of` does: on Flex, for token ids and targets that are not below the size of
+/// the vocabulary.
 ///
 /// # Example
 /// ```
@@ -206,20 +215,23 @@ pub fn step_forward<M: Module + TreeModel, T>(
     mut each: impl FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> T,
 ) -> Result<Vec<T>, StepError> {
     let head = options.head;
-    forward_blocks(model, packs, options, device, |model, x, inputs, _| {
+    let last = |model: &M, x, inputs: &PackInputs| {
         let log_probs = inputs.log_probs(model, x, head)?;
         Ok(each(inputs.index, log_probs, &inputs.occurrences))
-    })
+    };
+    forward_blocks(model, packs, options, device, |_, _| (), last)
 }
 
-/// Runs the blocks of all packs without recording a graph. Returns what `each` makes of the model,
-/// what the last block returns, the pack, and the routing of its mixture layers.
+/// Runs the blocks of all packs without recording a graph. `each_block` gets the index of the pack and
+/// what a block returns besides; the result is what `last` makes of the model, what the last block
+/// returns, and the pack.
 fn forward_blocks<M: Module + TreeModel, T>(
     model: &M,
     packs: &[Pack],
     options: &StepOptions,
     device: &Device,
-    mut each: impl FnMut(&M, Tensor<3>, &PackInputs, Vec<RouterOutput>) -> Result<T, StepError>,
+    mut each_block: impl FnMut(usize, &BlockOutputs),
+    mut last: impl FnMut(&M, Tensor<3>, &PackInputs) -> Result<T, StepError>,
 ) -> Result<Vec<T>, StepError> {
     let plan = StepPlan::new(packs)?;
     // Not `valid`: with autodiff the operations are those of a step, and so are the numbers.
@@ -232,13 +244,12 @@ fn forward_blocks<M: Module + TreeModel, T>(
             Visit::Enter(pack) => {
                 let inputs = PackInputs::new(packs, &plan, pack, dtype, device)?;
                 let x = model.embed(inputs.tokens.clone(), &inputs.context);
-                let mut routers = Vec::new();
                 let place = options.place();
                 let x = inputs.run_blocks(&model, x, &mut shelf, place, |_, outputs| {
-                    routers.extend(outputs.router.clone());
+                    each_block(pack, outputs);
                     Ok(())
                 })?;
-                results[pack] = Some(each(&model, x, &inputs, routers)?);
+                results[pack] = Some(last(&model, x, &inputs)?);
             }
             Visit::Leave(pack) => drop(shelf.remove(pack)),
         }
@@ -263,10 +274,10 @@ pub fn step_router_load<M: Module + TreeModel>(
 ) -> Result<RouterLoad, StepError> {
     check_multiplicities(packs, multiplicities)?;
     let mut load = RouterLoad::default();
-    forward_blocks(model, packs, options, device, |_, _, inputs, routers| {
-        load.add(&routers, &multiplicities[inputs.index]);
-        Ok(())
-    })?;
+    let count = |pack: usize, outputs: &BlockOutputs| {
+        load.add(outputs.router.as_slice(), &multiplicities[pack]);
+    };
+    forward_blocks(model, packs, options, device, count, |_, _, _| Ok(()))?;
     Ok(load)
 }
 
