@@ -14,6 +14,16 @@ pub enum StepError {
     /// The packs contradict themselves, or each other.
     #[error(transparent)]
     Packs(#[from] PacksError),
+    /// A pack whose counts of trajectories, which the router's loss needs, are not one per row.
+    #[error("pack {pack} has counts of trajectories for {found} rows, expected {expected}")]
+    TrajectoryCounts {
+        /// Index of the pack.
+        pack: usize,
+        /// Number of counts.
+        found: usize,
+        /// Number of rows.
+        expected: usize,
+    },
     /// A pack without rows, or with more than its length.
     #[error(
         "pack {pack} has {rows} rows and a padded length of {padded_len}, expected at least one row \
@@ -42,14 +52,6 @@ pub enum StepError {
         pack: usize,
         /// What is wrong.
         source: LmHeadError,
-    },
-    /// Multiplicities that are not one per row.
-    #[error("multiplicities of {found:?} rows, expected {expected:?} (one per row of each pack)")]
-    Multiplicities {
-        /// Their number for each pack.
-        found: Vec<usize>,
-        /// Rows of each pack with padding.
-        expected: Vec<usize>,
     },
     /// The device failed while tensors were copied to the host.
     #[error("the device failed: {0}")]

@@ -40,7 +40,7 @@ impl Graph {
             let (y, outputs) = model.block(block, x, context, past_of(rows).as_ref());
             x = y;
             if let (Some(options), Some(router)) = (&step.options.router_loss, &outputs.router) {
-                router_losses.push(options.of_block(inputs.index, router));
+                router_losses.push(options.of_block(&inputs, router));
             }
             if let Some(rows) = &inputs.kept_rows {
                 let rows = left_by(outputs, rows);

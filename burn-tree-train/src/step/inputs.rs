@@ -22,6 +22,8 @@ pub(super) struct PackInputs {
     pub(super) tokens: Tensor<2, Int>,
     pub(super) context: BlockContext,
     pub(super) occurrences: OccurrenceBatch,
+    /// `[N]` number of trajectories through each row, 0 in padding.
+    pub(super) multiplicities: Vec<f32>,
     pub(super) past: PastSources,
     /// The rows whose keys and values descendants see, out of `N`; `None` without descendants.
     pub(super) kept_rows: Option<Arc<GatherPlan>>,
@@ -47,6 +49,9 @@ impl PackInputs {
                 source,
             },
         )?;
+        let counts = pack.trajectory_counts.iter().map(|&count| count as f32);
+        let mut multiplicities: Vec<f32> = counts.collect();
+        multiplicities.resize(pack.padded_len, 0.0);
         let kept_rows = (left.kept.len() > 0).then(|| {
             let plan = GatherPlan::new(left.kept.rows().collect(), pack.padded_len);
             Arc::new(plan.expect("rows of the layout"))
@@ -60,6 +65,7 @@ impl PackInputs {
             tokens: batch.tokens,
             context,
             occurrences: batch.occurrences,
+            multiplicities,
             past: PastSources::new(&past.keys, past.states.as_ref(), rows_left, device),
             kept_rows,
         })

@@ -67,15 +67,13 @@ pub struct RouterLoss {
     /// How often each expert was chosen in the packs that the loss is over: all of the step, or the
     /// one pack.
     pub load: RouterLoad,
-    /// `[padded_len]` for each pack: the number of trajectories through each row, 0 in padding.
-    pub multiplicities: Vec<Vec<f32>>,
 }
 
 impl RouterLoss {
     /// The part of the loss that comes from one block of a pack, `[1]`.
-    fn of_block(&self, pack: usize, router: &RouterOutput) -> Tensor<1> {
+    fn of_block(&self, inputs: &PackInputs, router: &RouterOutput) -> Tensor<1> {
         let routers = std::slice::from_ref(router);
-        load_balancing_loss(routers, &self.multiplicities[pack], &self.load) * self.coefficient
+        load_balancing_loss(routers, &inputs.multiplicities, &self.load) * self.coefficient
     }
 }
 
@@ -107,7 +105,7 @@ impl<F: FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> Tensor<1>> LossOf for F
 ///
 /// # Errors
 /// [`StepError`] if what a pack continues from contradicts the others, a pack has no rows or more than
-/// its padded length, multiplicities are not those of the rows, or the device fails.
+/// its padded length, or the device fails.
 ///
 /// # Panics
 /// If the model or `loss_of` does: on Flex, for token ids and targets that are not below the size of
@@ -160,8 +158,8 @@ pub fn step_gradients<M: Module + TreeModel>(
     mut loss_of: impl FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> Tensor<1>,
 ) -> Result<(Vec<Tensor<1>>, GradientsParams), StepError> {
     let plan = StepPlan::new(packs)?;
-    if let Some(router_loss) = &options.router_loss {
-        check_multiplicities(packs, &router_loss.multiplicities)?;
+    if options.router_loss.is_some() {
+        check_counts(packs)?;
     }
     let mut step = Step {
         model,
@@ -222,15 +220,15 @@ pub fn step_forward<M: Module + TreeModel, T>(
     forward_blocks(model, packs, options, device, |_, _| (), last)
 }
 
-/// Runs the blocks of all packs without recording a graph. `each_block` gets the index of the pack and
-/// what a block returns besides; the result is what `last` makes of the model, what the last block
+/// Runs the blocks of all packs without recording a graph. `each_block` gets the pack and what a
+/// block returns besides; the result is what `last` makes of the model, what the last block
 /// returns, and the pack.
 fn forward_blocks<M: Module + TreeModel, T>(
     model: &M,
     packs: &[Pack],
     options: &StepOptions,
     device: &Device,
-    mut each_block: impl FnMut(usize, &BlockOutputs),
+    mut each_block: impl FnMut(&PackInputs, &BlockOutputs),
     mut last: impl FnMut(&M, Tensor<3>, &PackInputs) -> Result<T, StepError>,
 ) -> Result<Vec<T>, StepError> {
     let plan = StepPlan::new(packs)?;
@@ -246,7 +244,7 @@ fn forward_blocks<M: Module + TreeModel, T>(
                 let x = model.embed(inputs.tokens.clone(), &inputs.context);
                 let place = options.place();
                 let x = inputs.run_blocks(&model, x, &mut shelf, place, |_, outputs| {
-                    each_block(pack, outputs);
+                    each_block(&inputs, outputs);
                     Ok(())
                 })?;
                 results[pack] = Some(last(&model, x, &inputs)?);
@@ -261,33 +259,39 @@ fn forward_blocks<M: Module + TreeModel, T>(
 }
 
 /// How often each expert was chosen over the packs of one optimizer step, for [`RouterLoss`]: a
-/// forward pass without gradients. `multiplicities` are as there.
+/// forward pass without gradients. A token counts as often as trajectories pass through it
+/// ([`Pack::trajectory_counts`]).
 ///
 /// # Errors
-/// As [`step_gradients`], and if the multiplicities are not those of the packs' rows.
+/// As [`step_gradients`].
 pub fn step_router_load<M: Module + TreeModel>(
     model: &M,
     packs: &[Pack],
-    multiplicities: &[Vec<f32>],
     options: &StepOptions,
     device: &Device,
 ) -> Result<RouterLoad, StepError> {
-    check_multiplicities(packs, multiplicities)?;
+    check_counts(packs)?;
     let mut load = RouterLoad::default();
-    let count = |pack: usize, outputs: &BlockOutputs| {
-        load.add(outputs.router.as_slice(), &multiplicities[pack]);
+    let count = |inputs: &PackInputs, outputs: &BlockOutputs| {
+        load.add(outputs.router.as_slice(), &inputs.multiplicities);
     };
     forward_blocks(model, packs, options, device, count, |_, _, _| Ok(()))?;
     Ok(load)
 }
 
-fn check_multiplicities(packs: &[Pack], multiplicities: &[Vec<f32>]) -> Result<(), StepError> {
-    let found: Vec<usize> = multiplicities.iter().map(Vec::len).collect();
-    let expected: Vec<usize> = packs.iter().map(|pack| pack.padded_len).collect();
-    match found == expected {
-        true => Ok(()),
-        false => Err(StepError::Multiplicities { found, expected }),
+/// Whether it is known how many trajectories pass through each row.
+fn check_counts(packs: &[Pack]) -> Result<(), StepError> {
+    for (index, pack) in packs.iter().enumerate() {
+        let (found, expected) = (pack.trajectory_counts.len(), pack.layout.len());
+        if found != expected {
+            return Err(StepError::TrajectoryCounts {
+                pack: index,
+                found,
+                expected,
+            });
+        }
     }
+    Ok(())
 }
 
 /// Floats of occurrences, in which the loss is computed: f32, or f64 if the model is.

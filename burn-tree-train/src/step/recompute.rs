@@ -48,7 +48,7 @@ impl Checkpoint {
                 let router = outputs.router.as_ref();
                 routing.push(router.map(|router| router.experts.clone()));
                 if let (Some(options), Some(router)) = (&options.router_loss, router) {
-                    let part = options.of_block(inputs.index, router);
+                    let part = options.of_block(&inputs, router);
                     router_loss = Some(match router_loss.take() {
                         Some(sum) => sum + part,
                         None => part,
@@ -144,7 +144,7 @@ impl<M: Module + TreeModel> Step<'_, M> {
             .block(block, x.clone(), context, past_of(rows).as_ref());
         let mut parts = Vec::new();
         if let (Some(options), Some(router)) = (&self.options.router_loss, &outputs.router) {
-            parts.push(options.of_block(inputs.index, router));
+            parts.push(options.of_block(inputs, router));
         }
         if let Some(gradient) = gradient {
             parts.push((y * gradient).sum());

@@ -264,17 +264,20 @@ fn loads_of_experts_and_their_loss_do_not_depend_on_parts() {
         let (load, loss, gradients) = whole_with_router_loss(&model, &whole, COEFFICIENT);
         for (budget, partitioning) in PARTS {
             let packed = pack(&trajectories, budget, partitioning);
-            let multiplicities = multiplicities(&trajectories, &packed.packs);
+            // By the definition.
+            let expected = multiplicities(&trajectories, &packed.packs);
+            for (pack, expected) in packed.packs.iter().zip(expected) {
+                let counts = pack.trajectory_counts.iter().map(|&count| count as f32);
+                assert!(counts.eq(expected));
+            }
             for options in all_step_options() {
                 let packs = &packed.packs;
-                let found =
-                    step_router_load(&model, packs, &multiplicities, &options, &device).unwrap();
+                let found = step_router_load(&model, packs, &options, &device).unwrap();
                 assert_eq!(found.fractions(), load.fractions());
                 let options = StepOptions {
                     router_loss: Some(RouterLoss {
                         coefficient: COEFFICIENT,
                         load: found,
-                        multiplicities: multiplicities.clone(),
                     }),
                     ..options
                 };
@@ -366,17 +369,18 @@ fn wrong_packs_are_refused() {
         .for_each(|position| *position += 1);
     assert!(matches!(run(&wrong.packs, &plain), StepError::Packs(_)));
 
+    let mut wrong = packed;
+    wrong.packs[1].trajectory_counts.pop();
     let options = StepOptions {
         router_loss: Some(RouterLoss {
             coefficient: 1.0,
             load: RouterLoad::default(),
-            multiplicities: vec![vec![1.0; 3]],
         }),
         ..plain
     };
-    let error = run(&packed.packs, &options).to_string();
+    let error = run(&wrong.packs, &options);
     assert!(
-        error.starts_with("multiplicities of [3] rows, expected ["),
+        matches!(error, StepError::TrajectoryCounts { pack: 1, .. }),
         "{error}"
     );
 }
