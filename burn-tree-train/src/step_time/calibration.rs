@@ -1,7 +1,8 @@
 //! The steps that are timed to find out what work costs.
 
 use tree_pack::{
-    PackOptions, PackedStep, PrefixForest, Trajectory, build_forests, flat_forests, pack_step,
+    PackOptions, PackedStep, Partitioning, PrefixForest, Trajectory, build_forests, flat_forests,
+    pack_step,
 };
 
 use super::{FitError, StepTime, StepWork};
@@ -17,18 +18,21 @@ pub struct CalibrationOptions {
     pub pad_to_multiple: usize,
     /// Whether the model has recurrent layers.
     pub recurrent: bool,
+    /// How trees over the budget are packed. Where that is an error, steps of parts are not timed.
+    pub partitioning: Partitioning,
     /// About how long the calibration may take, in seconds. Packs are as large as this allows.
     pub seconds: f64,
 }
 
 impl CalibrationOptions {
-    /// A calibration of about four seconds, without recurrent layers and padding.
+    /// A calibration of about four seconds, without recurrent layers, padding and parts.
     pub fn new(vocab_size: usize, max_pack_rows: usize) -> Self {
         Self {
             vocab_size,
             max_pack_rows,
             pad_to_multiple: 1,
             recurrent: false,
+            partitioning: Partitioning::Refuse,
             seconds: 4.0,
         }
     }
@@ -69,6 +73,9 @@ const FIRST_ROWS: usize = 256;
 /// Rows of all packs together, as a multiple of the largest pack's.
 const TOTAL_ROWS: f64 = 7.0;
 
+/// The same of the steps of parts.
+const ROWS_IN_PARTS: f64 = 1.75;
+
 /// Runs of each step: the first is not timed, since kernels are compiled and tuned in it.
 const RUNS: usize = 3;
 
@@ -97,7 +104,11 @@ pub fn calibrate<E: From<FitError>>(
     let largest = options.max_pack_rows.max(1);
     let first_rows = FIRST_ROWS.min(largest);
     let first = seconds(&one_path(first_rows, options))?;
-    let affordable = options.seconds / (TOTAL_ROWS * RUNS as f64 * first / first_rows as f64);
+    let total_rows = match has_parts(options) {
+        true => TOTAL_ROWS + ROWS_IN_PARTS,
+        false => TOTAL_ROWS,
+    };
+    let affordable = options.seconds / (total_rows * RUNS as f64 * first / first_rows as f64);
     let rows = (affordable as usize).clamp(first_rows, largest);
     let mut timed = Vec::new();
     for (name, step) in synthetic_steps(rows, options) {
@@ -112,6 +123,10 @@ pub fn calibrate<E: From<FitError>>(
         step_time,
         steps: timed,
     })
+}
+
+fn has_parts(options: &CalibrationOptions) -> bool {
+    options.partitioning != Partitioning::Refuse
 }
 
 fn one_path(rows: usize, options: &CalibrationOptions) -> PackedStep {
@@ -134,7 +149,7 @@ fn synthetic_steps(rows: usize, options: &CalibrationOptions) -> Vec<(&'static s
     let separate = |trajectories: Vec<Trajectory>, budget: usize| {
         pack(&trajectories, flat_forests(&trajectories), budget, options)
     };
-    vec![
+    let mut steps = vec![
         (
             "one path, all trained",
             merged(trees(1, [rows, 0, 0], 1), rows),
@@ -164,7 +179,20 @@ fn synthetic_steps(rows: usize, options: &CalibrationOptions) -> Vec<(&'static s
             merged(trees(6, [part(8), 0, 0], 2), part(8)),
         ),
         ("one small pack", merged(trees(1, [part(8), 0, 0], 2), rows)),
-    ]
+    ];
+    if has_parts(options) {
+        steps.extend([
+            (
+                "one path in parts",
+                merged(trees(1, [rows, 0, 0], 2), part(6)),
+            ),
+            (
+                "answers in parts",
+                merged(trees(1, [part(4), 4, rows / 8], 2), part(4)),
+            ),
+        ]);
+    }
+    steps
 }
 
 fn pack(
@@ -175,6 +203,7 @@ fn pack(
 ) -> PackedStep {
     let options = PackOptions {
         pad_to_multiple: options.pad_to_multiple.max(1),
+        partitioning: options.partitioning,
         ..PackOptions::new(budget)
     };
     let forests = forests.expect("the trajectories are valid");
@@ -229,12 +258,14 @@ mod tests {
         projected_rows: 8e-5,
         recurrent_rows: 3e-5,
         recurrent_chain: 4e-4,
+        past_rows: 1e-5,
     };
 
     fn options(recurrent: bool, max_pack_rows: usize) -> CalibrationOptions {
         CalibrationOptions {
             recurrent,
             pad_to_multiple: 32,
+            partitioning: Partitioning::Connected,
             ..CalibrationOptions::new(1000, max_pack_rows)
         }
     }
@@ -252,8 +283,9 @@ mod tests {
             .unwrap();
             assert!(calibration.relative_error() < 1e-6);
             let found = calibration.step_time.seconds_of_one();
-            let kinds = if recurrent { 7 } else { 5 };
-            for kind in 0..kinds {
+            let is_recurrent = |kind: usize| StepWork::NAMES[kind].contains("recurrent");
+            for kind in (0..StepWork::NAMES.len()).filter(|&kind| recurrent || !is_recurrent(kind))
+            {
                 let (found, known) = (found[kind], known.seconds_of_one()[kind]);
                 let name = StepWork::NAMES[kind];
                 assert!(
@@ -282,7 +314,7 @@ mod tests {
         .unwrap();
         let largest = calibration.steps[0].work.rows;
         // Packs are padded to a multiple of 32 rows.
-        assert!((largest - 4.0 / 21e-4).abs() < 32.0, "{largest}");
+        assert!((largest - 4.0 / (3.0 * 8.75e-4)).abs() < 32.0, "{largest}");
         assert!((3.5..4.5).contains(&total), "{total}");
     }
 

@@ -16,7 +16,7 @@ use std::slice::from_ref;
 use burn_tree_attn::{PastKeys, Visibility};
 use burn_tree_ssm::TreeRecurrence;
 use thiserror::Error;
-use tree_pack::Pack;
+use tree_pack::{Gateway, Pack};
 
 pub use calibration::{Calibration, CalibrationOptions, TimedStep, calibrate};
 
@@ -28,7 +28,7 @@ const BLOCK: usize = 64;
 const TILE_ROWS: usize = 16;
 
 /// Kinds of work.
-const KINDS: usize = 7;
+const KINDS: usize = 8;
 
 /// What the time of an optimizer step depends on. Counts of several packs or steps add up, and may
 /// be fractions: a tree's share of a pack.
@@ -48,6 +48,8 @@ pub struct StepWork {
     pub recurrent_rows: f64,
     /// Windows of recurrent layers that have to be computed one after another.
     pub recurrent_chain: f64,
+    /// Rows of earlier packs that packs continue from.
+    pub past_rows: f64,
 }
 
 impl StepWork {
@@ -60,6 +62,7 @@ impl StepWork {
         "projected rows",
         "rows of recurrent windows",
         "recurrent windows in a chain",
+        "rows of earlier packs",
     ];
 
     /// Counts the packs of one step; what recurrent layers do only if the model has any.
@@ -84,7 +87,9 @@ impl StepWork {
     pub fn of_pack(pack: &Pack, recurrent: bool) -> Self {
         let layout = from_ref(&pack.layout);
         let rows = pack.padded_len.max(1);
-        let visibility = Visibility::from_layouts(layout, rows, &[PastKeys::default()])
+        let past = pack.gateway.as_ref().map(past_keys).unwrap_or_default();
+        let past_rows = past.start.len();
+        let visibility = Visibility::from_layouts(layout, rows, &[past])
             .unwrap_or_else(|error| panic!("{error}"));
         let blocks = visibility.visited_blocks(BLOCK, BLOCK, None);
         let (recurrent_rows, recurrent_chain) = match recurrent {
@@ -102,6 +107,7 @@ impl StepWork {
             projected_rows: pack.occurrences.distinct_rows() as f64,
             recurrent_rows: recurrent_rows as f64,
             recurrent_chain: recurrent_chain as f64,
+            past_rows: past_rows as f64,
         }
     }
 
@@ -114,8 +120,21 @@ impl StepWork {
             self.projected_rows,
             self.recurrent_rows,
             self.recurrent_chain,
+            self.past_rows,
         ]
     }
+}
+
+fn past_keys(gateway: &Gateway) -> PastKeys {
+    let mut past = PastKeys::default();
+    for run in &gateway.runs {
+        for position in (run.position..).take(run.rows.len()) {
+            past.start.push(run.visible_to.start);
+            past.end.push(run.visible_to.end);
+            past.position.push(position);
+        }
+    }
+    past
 }
 
 impl Add for StepWork {
@@ -130,6 +149,7 @@ impl Add for StepWork {
             projected_rows: self.projected_rows + other.projected_rows,
             recurrent_rows: self.recurrent_rows + other.recurrent_rows,
             recurrent_chain: self.recurrent_chain + other.recurrent_chain,
+            past_rows: self.past_rows + other.past_rows,
         }
     }
 }
@@ -225,7 +245,7 @@ impl StepTime {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tree_pack::{PackOptions, Trajectory, build_forests, pack_step};
+    use tree_pack::{PackOptions, Partitioning, Trajectory, build_forests, pack_step};
 
     fn one_pack(trajectories: &[Trajectory], pad_to_multiple: usize) -> Pack {
         let forests = build_forests(trajectories).unwrap();
@@ -264,6 +284,7 @@ mod tests {
             // Two windows of the prompt, and one of each answer after them.
             recurrent_rows: 256.0,
             recurrent_chain: 3.0,
+            past_rows: 0.0,
         };
         assert_eq!(work, expected);
         let without = StepWork::of_pack(&pack, false);
@@ -273,6 +294,22 @@ mod tests {
         );
         let step = StepWork::of_step([&pack, &pack], true);
         assert_eq!((step.steps, step.packs, step.rows), (1.0, 2.0, 600.0));
+    }
+
+    /// One path of 192 tokens in packs of 64: the second continues 64 rows, the third 128.
+    #[test]
+    fn rows_of_earlier_packs_are_counted() {
+        let path = Trajectory::new("path", "0", (0..192).collect(), vec![true; 192]);
+        let forests = build_forests(from_ref(&path)).unwrap();
+        let options = PackOptions {
+            partitioning: Partitioning::Connected,
+            ..PackOptions::new(64)
+        };
+        let step = pack_step(from_ref(&path), &forests, &options).unwrap();
+        let work = StepWork::of_step(&step.packs, true);
+        assert_eq!((work.packs, work.rows, work.past_rows), (3.0, 192.0, 192.0));
+        assert_eq!(work.block_pairs, (1.0 + 2.0 + 3.0) * 4096.0);
+        assert_eq!((work.recurrent_rows, work.recurrent_chain), (192.0, 3.0));
     }
 
     #[test]
