@@ -220,6 +220,18 @@ mod tests {
         assert_eq!(size.cost.attention_width, 28 * 2 * 16 * 128);
     }
 
+    /// 4.0 billion, 3.6 of them outside the embedding, as its model card says.
+    #[test]
+    fn the_published_size_of_qwen3_4b() {
+        let config = Qwen3Config::named("4b", 151_936).unwrap();
+        let size = ModelSize::new(&config, None);
+        assert_eq!(size.parameters, 4_022_468_096);
+        assert_eq!(
+            size.cost.trunk_parameters,
+            36 * (2 * 2560 * 4096 + 2 * 2560 * 1024 + 3 * 2560 * 9728)
+        );
+    }
+
     #[test]
     fn a_token_passes_through_the_chosen_experts_only() {
         let config = Qwen3Config::named("tiny-moe", 100).unwrap();

@@ -485,6 +485,6 @@ fn random_weights_depend_on_the_seed_alone() {
     let message = Qwen3Config::named("huge", 50).unwrap_err().to_string();
     assert_eq!(
         message,
-        "no built-in model `huge`; there are tiny, tiny-moe, tiny-hybrid, small, 0.6b, hybrid"
+        "no built-in model `huge`; there are tiny, tiny-moe, tiny-hybrid, small, 0.6b, 4b, hybrid"
     );
 }

@@ -18,7 +18,7 @@ pub struct Args {
     /// Where to compute.
     #[arg(long, default_value = "flex")]
     pub device: String,
-    /// Shape of the model: tiny, tiny-hybrid, small, 0.6b or hybrid (18 of 24 blocks recurrent).
+    /// Shape of the model: tiny, tiny-hybrid, small, 0.6b, 4b or hybrid (18 of 24 blocks recurrent).
     #[arg(long, default_value = "tiny")]
     pub model: String,
     /// Token ids of the model.

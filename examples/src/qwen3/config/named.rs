@@ -5,13 +5,21 @@ use serde_json::Map;
 use super::{Architecture, ConfigError, LayerType, LinearAttentionConfig, MoeConfig, Qwen3Config};
 
 /// Their names.
-pub(super) const NAMED: [&str; 6] = ["tiny", "tiny-moe", "tiny-hybrid", "small", "0.6b", "hybrid"];
+pub(super) const NAMED: [&str; 7] = [
+    "tiny",
+    "tiny-moe",
+    "tiny-hybrid",
+    "small",
+    "0.6b",
+    "4b",
+    "hybrid",
+];
 
 impl Qwen3Config {
     /// A built-in configuration: `tiny` (hidden 256, 4 blocks, for demonstrations on a CPU),
     /// `tiny-moe` (the same with 8 experts, 2 per token), `tiny-hybrid` (the same size as a Qwen3.5,
     /// 3 blocks of 4 recurrent), `small` (hidden 512, 4 blocks, for measurements on a CPU), `0.6b`
-    /// (Qwen3-0.6B) or `hybrid` (the language model of Qwen3.5-0.8B: hidden 1024, 18 of 24 blocks
+    /// and `4b` (Qwen3-0.6B and 4B) or `hybrid` (the language model of Qwen3.5-0.8B: hidden 1024, 18 of 24 blocks
     /// recurrent).
     pub fn named(name: &str, vocab_size: usize) -> Result<Self, ConfigError> {
         let moe = MoeConfig {
@@ -80,6 +88,17 @@ impl Qwen3Config {
                 head_dim: 128,
                 rotary_dim: 128,
                 layer_types: vec![LayerType::FullAttention; 28],
+                ..tiny
+            }),
+            "4b" => Ok(Self {
+                hidden_size: 2560,
+                intermediate_size: 9728,
+                num_hidden_layers: 36,
+                num_attention_heads: 32,
+                num_key_value_heads: 8,
+                head_dim: 128,
+                rotary_dim: 128,
+                layer_types: vec![LayerType::FullAttention; 36],
                 ..tiny
             }),
             "hybrid" => {

@@ -1,0 +1,163 @@
+//! The packs of a step, as far as their memory goes.
+
+use std::collections::BTreeSet;
+use std::slice::from_ref;
+
+use burn_tree_ssm::TreeRecurrence;
+use tree_pack::Pack;
+
+/// What the memory of one pack depends on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PackSize {
+    /// Rows, with padding.
+    pub rows: u64,
+    /// Rows that predict something.
+    pub projected_rows: u64,
+    /// States that each recurrent layer keeps inside the pack.
+    pub kept_states: u64,
+    /// Rows of earlier packs that it continues from.
+    pub past_rows: u64,
+    /// Rows of it that later packs continue from.
+    pub left_rows: u64,
+    /// Rows of it with which paths go on in later packs: each recurrent layer leaves a state there.
+    pub left_states: u64,
+    /// The earlier pack that it continues. What waits of it and of those before it is there while
+    /// this one is computed.
+    pub parent: Option<usize>,
+}
+
+/// The packs of a step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepSize {
+    /// In the order of the step: parents come first.
+    pub packs: Vec<PackSize>,
+}
+
+impl StepSize {
+    /// The sizes of packs; states only if the model has recurrent layers.
+    ///
+    /// # Panics
+    /// If the packs contradict each other, which those of [`tree_pack::pack_step`] do not.
+    pub fn of_packs(packs: &[Pack], recurrent: bool) -> Self {
+        let mut sizes: Vec<PackSize> = packs
+            .iter()
+            .map(|pack| PackSize {
+                rows: pack.padded_len as u64,
+                projected_rows: pack.occurrences.distinct_rows() as u64,
+                kept_states: match recurrent {
+                    true => kept_states(pack),
+                    false => 0,
+                },
+                ..PackSize::default()
+            })
+            .collect();
+        let mut left = vec![BTreeSet::new(); packs.len()];
+        let mut states = left.clone();
+        for (pack, index) in packs.iter().zip(0..) {
+            let Some(gateway) = &pack.gateway else {
+                continue;
+            };
+            let parent = gateway.parent as usize;
+            sizes[index].parent = Some(parent);
+            sizes[index].past_rows = gateway.past_keys() as u64;
+            for run in &gateway.runs {
+                left[run.pack as usize].extend(run.rows.clone());
+            }
+            let rows: Vec<u32> = gateway
+                .runs
+                .iter()
+                .flat_map(|run| run.rows.clone())
+                .collect();
+            let row_before = |&past_key: &u32| rows[past_key as usize];
+            states[parent].extend(gateway.root_parents.iter().map(row_before));
+        }
+        for (size, (left, states)) in sizes.iter_mut().zip(left.iter().zip(&states)) {
+            size.left_rows = left.len() as u64;
+            size.left_states = states.len() as u64;
+        }
+        Self { packs: sizes }
+    }
+
+    /// One pack of which every row predicts something.
+    pub fn one_pack(rows: u64) -> Self {
+        Self::chain(1, rows)
+    }
+
+    /// Parts of `rows` rows, each of which continues all rows of all before it: one path that is
+    /// larger than a pack.
+    pub fn chain(parts: u64, rows: u64) -> Self {
+        let part = |index: u64| PackSize {
+            rows,
+            projected_rows: rows,
+            past_rows: index * rows,
+            left_rows: if index + 1 < parts { rows } else { 0 },
+            left_states: u64::from(index + 1 < parts),
+            parent: (index as usize).checked_sub(1),
+            ..PackSize::default()
+        };
+        Self {
+            packs: (0..parts).map(part).collect(),
+        }
+    }
+
+    /// The packs that are there while pack `index` is computed: itself, and those that it continues.
+    pub fn alive(&self, index: usize) -> impl Iterator<Item = &PackSize> {
+        let first = self.packs.get(index);
+        std::iter::successors(first, |pack| self.packs.get(pack.parent?))
+    }
+}
+
+fn kept_states(pack: &Pack) -> u64 {
+    let rows = pack.padded_len.max(1);
+    TreeRecurrence::from_layouts(from_ref(&pack.layout), rows).n_slots() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tree_pack::{PackOptions, Partitioning, Trajectory, build_forests, pack_step};
+
+    fn packs(trajectories: &[Trajectory], token_budget: usize) -> Vec<Pack> {
+        let options = PackOptions {
+            partitioning: Partitioning::Connected,
+            ..PackOptions::new(token_budget)
+        };
+        let forests = build_forests(trajectories).unwrap();
+        pack_step(trajectories, &forests, &options).unwrap().packs
+    }
+
+    #[test]
+    fn a_path_in_parts_is_a_chain() {
+        let path = Trajectory::new("path", "0", (0..120).collect(), vec![true; 120]);
+        let size = StepSize::of_packs(&packs(from_ref(&path), 40), false);
+        let mut expected = StepSize::chain(3, 40);
+        // The first token of a path is not predicted, and the last predicts nothing.
+        expected.packs[2].projected_rows = 39;
+        assert_eq!(size, expected);
+        assert_eq!(size.alive(2).count(), 3);
+        assert_eq!(size.alive(0).count(), 1);
+    }
+
+    #[test]
+    fn branches_are_not_there_at_the_same_time() {
+        let answer = |answer: u32| {
+            let tokens = (0..30).chain((0..30).map(|index| 100 * answer + 100 + index));
+            Trajectory::new("star", answer.to_string(), tokens.collect(), vec![true; 60])
+        };
+        let star: Vec<Trajectory> = (0..4).map(answer).collect();
+        let size = StepSize::of_packs(&packs(&star, 30), true);
+        assert_eq!(size.packs.len(), 5);
+        for (index, pack) in size.packs.iter().enumerate().skip(1) {
+            assert_eq!(
+                (pack.parent, pack.past_rows, pack.left_rows),
+                (Some(0), 30, 0)
+            );
+            assert_eq!(size.alive(index).count(), 2);
+        }
+        // All branches see the same 30 rows and start from the same state.
+        assert_eq!(
+            (size.packs[0].left_rows, size.packs[0].left_states),
+            (30, 1)
+        );
+    }
+}
