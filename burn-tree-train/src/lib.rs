@@ -22,8 +22,8 @@ mod primitive;
 pub mod rms_norm;
 mod router_loss;
 mod shadow;
-mod step;
 mod sharing;
+mod step;
 mod step_bound;
 mod step_time;
 pub mod swiglu;
@@ -41,10 +41,11 @@ pub use ops::TreeTrainOps;
 pub use rms_norm::{rms_norm, zero_centered_rms_norm};
 pub use router_loss::{RouterLoad, load_balancing_loss};
 pub use shadow::{shadow, widen_gradients};
-pub use step::{
-    RouterLoss, StepError, StepOptions, step_forward, step_gradients, step_router_load,
 pub use sharing::{
     FormCost, MemoryLimit, NeitherFits, SharingChoice, SharingGate, TaskForm, Unfit,
+};
+pub use step::{
+    RouterLoss, StepError, StepOptions, step_forward, step_gradients, step_router_load,
 };
 pub use step_bound::{ModelCost, StepBound, StepCounts};
 pub use step_time::{

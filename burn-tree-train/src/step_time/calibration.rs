@@ -1,8 +1,8 @@
 //! The steps that are timed to find out what work costs.
 
 use tree_pack::{
-    PackOptions, PackedStep, Partitioning, PrefixForest, Trajectory, build_forests, flat_forests,
-    pack_step,
+    MAX_ROWS, MAX_TOKEN_ID, PackOptions, PackedStep, Partitioning, PrefixForest, Trajectory,
+    build_forests, flat_forests, pack_step,
 };
 
 use super::{FitError, StepTime, StepWork};
@@ -34,6 +34,41 @@ impl CalibrationOptions {
             recurrent: false,
             partitioning: Partitioning::Refuse,
             seconds: 4.0,
+        }
+    }
+}
+
+impl CalibrationOptions {
+    fn check(&self) -> Result<(), FitError> {
+        let count = |option, value: usize, most: usize, expected| match (1..=most).contains(&value)
+        {
+            true => Ok(()),
+            false => Err(FitError::Option {
+                option,
+                value: value as f64,
+                expected,
+            }),
+        };
+        let rows = "1 to 2^31 - 1, after padding, too";
+        let ids = MAX_TOKEN_ID as usize + 1;
+        count(
+            "vocab_size",
+            self.vocab_size,
+            ids,
+            "1 to the largest token id and one",
+        )?;
+        count("max_pack_rows", self.max_pack_rows, MAX_ROWS, rows)?;
+        count("pad_to_multiple", self.pad_to_multiple, MAX_ROWS, rows)?;
+        let padded = self.max_pack_rows.next_multiple_of(self.pad_to_multiple);
+        let most = if padded > MAX_ROWS { 0 } else { MAX_ROWS };
+        count("pad_to_multiple", self.pad_to_multiple, most, rows)?;
+        match self.seconds.is_finite() && self.seconds > 0.0 {
+            true => Ok(()),
+            false => Err(FitError::Option {
+                option: "seconds",
+                value: self.seconds,
+                expected: "a positive number",
+            }),
         }
     }
 }
@@ -86,7 +121,7 @@ const RUNS: usize = 3;
 /// fastest of the last two counts: others who use the machine can only make a step slower.
 ///
 /// # Errors
-/// What `time_step` returns, or [`FitError`] for a time that is not a positive number.
+/// What `time_step` returns, or [`FitError`] for an option or a time that cannot be used.
 pub fn calibrate<E: From<FitError>>(
     options: &CalibrationOptions,
     mut time_step: impl FnMut(&PackedStep) -> Result<f64, E>,
@@ -101,7 +136,8 @@ pub fn calibrate<E: From<FitError>>(
         }
         Ok(fastest)
     };
-    let largest = options.max_pack_rows.max(1);
+    options.check()?;
+    let largest = options.max_pack_rows;
     let first_rows = FIRST_ROWS.min(largest);
     let first = seconds(&one_path(first_rows, options))?;
     let total_rows = match has_parts(options) {
@@ -202,7 +238,7 @@ fn pack(
     options: &CalibrationOptions,
 ) -> PackedStep {
     let options = PackOptions {
-        pad_to_multiple: options.pad_to_multiple.max(1),
+        pad_to_multiple: options.pad_to_multiple,
         partitioning: options.partitioning,
         ..PackOptions::new(budget)
     };
@@ -331,6 +367,52 @@ mod tests {
                 .iter()
                 .map(|step| step.work.rows / step.work.packs);
             assert!(packs.clone().all(|mean| mean <= rows as f64), "{rows}");
+        }
+    }
+
+    #[test]
+    fn options_that_make_no_steps_are_refused() {
+        let good = options(false, 64);
+        for (bad, name) in [
+            (
+                CalibrationOptions {
+                    vocab_size: 0,
+                    ..good
+                },
+                "vocab_size is 0",
+            ),
+            (
+                CalibrationOptions {
+                    max_pack_rows: 0,
+                    ..good
+                },
+                "max_pack_rows is 0",
+            ),
+            (
+                CalibrationOptions {
+                    pad_to_multiple: 0,
+                    ..good
+                },
+                "pad_to_multiple is 0",
+            ),
+            (
+                CalibrationOptions {
+                    max_pack_rows: MAX_ROWS,
+                    pad_to_multiple: 3,
+                    ..good
+                },
+                "pad_to_multiple is 3",
+            ),
+            (
+                CalibrationOptions {
+                    seconds: f64::NAN,
+                    ..good
+                },
+                "seconds is NaN",
+            ),
+        ] {
+            let error = calibrate(&bad, |_| Ok::<_, FitError>(1.0)).unwrap_err();
+            assert!(error.to_string().starts_with(name), "{error}");
         }
     }
 

@@ -137,6 +137,32 @@ fn past_keys(gateway: &Gateway) -> PastKeys {
     past
 }
 
+impl From<[f64; KINDS]> for StepWork {
+    /// From counts in the order of [`StepWork::NAMES`].
+    fn from(counts: [f64; KINDS]) -> Self {
+        let [
+            steps,
+            packs,
+            rows,
+            block_pairs,
+            projected_rows,
+            recurrent_rows,
+            recurrent_chain,
+            past_rows,
+        ] = counts;
+        Self {
+            steps,
+            packs,
+            rows,
+            block_pairs,
+            projected_rows,
+            recurrent_rows,
+            recurrent_chain,
+            past_rows,
+        }
+    }
+}
+
 impl Add for StepWork {
     type Output = Self;
 
@@ -160,7 +186,7 @@ impl Sum for StepWork {
     }
 }
 
-/// Times to which nothing can be fitted.
+/// Times to which nothing can be fitted, or options with which none can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 pub enum FitError {
     /// There are none.
@@ -173,6 +199,16 @@ pub enum FitError {
         index: usize,
         /// What was measured.
         seconds: f64,
+    },
+    /// No steps can be made like that.
+    #[error("{option} is {value}, expected {expected}")]
+    Option {
+        /// A field of [`CalibrationOptions`].
+        option: &'static str,
+        /// Its value.
+        value: f64,
+        /// What it may be.
+        expected: &'static str,
     },
 }
 

@@ -39,7 +39,7 @@ impl Demonstration {
         args.steps.epochs.get_or_insert(self.epochs);
         args.steps.tasks_per_step.get_or_insert(self.tasks_per_step);
         let compare = &mut args.comparison;
-        compare.compare = compare.sharing == super::plan::Sharing::Tree
+        compare.compare = compare.sharing != super::plan::Sharing::Flat
             && args.output.resume.is_none()
             && args.output.checkpoint_every == 0;
         args.model.compact_vocab |= !Path::new(&args.model.model).exists();

@@ -47,6 +47,12 @@ pub struct PassRecord {
     pub gradient_norm: f64,
     /// Wall time in seconds.
     pub seconds: f64,
+    /// What was predicted for it, where it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted_seconds: Option<f64>,
+    /// Most memory reserved on the device so far, where it tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserved_bytes: Option<u64>,
     /// Packs the step was split into.
     pub packs: usize,
     /// Tokens computed, without padding.
@@ -230,6 +236,8 @@ mod tests {
                 predictions: 4,
                 flops: 1e9,
                 log_prob_seconds: None,
+                predicted_seconds: None,
+                reserved_bytes: None,
                 metrics: Metrics::from([("clip_fraction".to_string(), 0.25)]),
             }),
             flat: None,

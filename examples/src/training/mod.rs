@@ -25,6 +25,7 @@ pub mod schedule;
 pub mod selection;
 pub mod settings;
 pub mod setup;
+pub mod sharing;
 pub mod summary;
 pub mod timing;
 pub mod vocabulary;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use burn::module::Module;
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn_tree_train::{ModelCost, StepBound, StepCounts, TreeModel};
+use burn_tree_train::{ModelCost, StepBound, StepCounts, StepTime, StepWork, TreeModel};
 use thiserror::Error;
 use tree_pack::PackError;
 
@@ -41,6 +41,16 @@ pub struct Pass<M, O> {
     pub plan: StepPlan,
     objective: O,
     cost: ModelCost,
+    prediction: Option<Prediction>,
+}
+
+/// What the time of steps is predicted from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prediction {
+    /// What work takes.
+    pub time: StepTime,
+    /// Whether the model has recurrent layers.
+    pub recurrent: bool,
 }
 
 impl<M: Module + TreeModel, O: Objective> Pass<M, O> {
@@ -51,7 +61,13 @@ impl<M: Module + TreeModel, O: Objective> Pass<M, O> {
             plan,
             objective,
             cost,
+            prediction: None,
         }
+    }
+
+    /// The same pass, which records what was predicted for each step.
+    pub fn with_prediction(self, prediction: Option<Prediction>) -> Self {
+        Self { prediction, ..self }
     }
 
     /// Whether it shares prefixes.
@@ -96,11 +112,16 @@ impl<M: Module + TreeModel, O: Objective> Pass<M, O> {
         let counts = StepCounts::of_packs(&packed.packs);
         let mut metrics = outcome.metrics;
         metrics.extend(self.objective.describe(&packed, self.plan.trajectories()));
+        let pool = self.trainer.device.clone().inner().memory_pool_usage();
         Ok(PassRecord {
             loss: outcome.loss,
             loss_scale: self.objective.scale(&packed),
             gradient_norm: outcome.gradient_norm,
             seconds: outcome.seconds,
+            reserved_bytes: pool.map(|pool| pool.bytes_reserved),
+            predicted_seconds: self.prediction.map(|Prediction { time, recurrent }| {
+                time.seconds(&StepWork::of_step(&packed.packs, recurrent))
+            }),
             packs: packed.packs.len(),
             tokens: counts.tokens,
             visible_pairs: counts.visible_pairs,

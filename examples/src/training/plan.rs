@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use burn_tree_train::TaskForm;
 use serde::Serialize;
 use tree_pack::{
     Aggregation, ForestError, LossForm, Objective, PackError, PackOptions, PackedStep,
@@ -17,6 +18,8 @@ pub enum Sharing {
     Tree,
     /// Each trajectory is computed by itself, packed into rows of the same budget.
     Flat,
+    /// For every task the faster of the two, of what fits, as predicted after a short measurement.
+    Auto,
 }
 
 /// In which order the tasks become optimizer steps.
@@ -92,7 +95,8 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
-    /// Merges the trajectories into forests, or lays each out by itself. The order of the tasks
+    /// Merges the trajectories into forests (also for [`Sharing::Auto`]: see [`Plans::choose`]), or
+    /// lays each out by itself. The order of the tasks
     /// depends on nothing but the seed, so plans of both kinds have the same steps.
     ///
     /// # Errors
@@ -104,7 +108,7 @@ impl StepPlan {
         order: StepOrder,
     ) -> Result<Self, ForestError> {
         let forests = match sharing {
-            Sharing::Tree => build_forests(&trajectories)?,
+            Sharing::Tree | Sharing::Auto => build_forests(&trajectories)?,
             Sharing::Flat => flat_forests(&trajectories)?,
         };
         Ok(Self {
@@ -119,6 +123,16 @@ impl StepPlan {
     /// Whether prefixes are shared.
     pub fn sharing(&self) -> Sharing {
         self.sharing
+    }
+
+    /// How steps are packed.
+    pub fn options(&self) -> &PackOptions {
+        &self.options
+    }
+
+    /// The tasks, in the order of the data.
+    pub fn forests(&self) -> &[PrefixForest] {
+        &self.forests
     }
 
     /// Number of tasks.
@@ -241,11 +255,23 @@ impl Plans {
         })
     }
 
-    /// One of them.
-    pub fn of(&self, sharing: Sharing) -> &StepPlan {
-        match sharing {
-            Sharing::Tree => &self.tree,
-            Sharing::Flat => &self.flat,
+    /// The same steps with tasks of both kinds.
+    ///
+    /// # Panics
+    /// If there is not one form for each task.
+    pub fn choose(&self, forms: &[TaskForm]) -> StepPlan {
+        assert_eq!(forms.len(), self.tree.tasks(), "one form for each task");
+        let forests = forms
+            .iter()
+            .zip(self.tree.forests.iter().zip(&self.flat.forests));
+        let forests = forests.map(|(form, (tree, flat))| match form {
+            TaskForm::Tree => tree.clone(),
+            TaskForm::Flat => flat.clone(),
+        });
+        StepPlan {
+            forests: forests.collect(),
+            sharing: Sharing::Auto,
+            ..self.tree.clone()
         }
     }
 }

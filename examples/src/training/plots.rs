@@ -349,6 +349,8 @@ mod tests {
             loss_scale: None,
             metrics: Metrics::from([("clip fraction".to_string(), 0.1)]),
             log_prob_seconds: None,
+            predicted_seconds: None,
+            reserved_bytes: None,
             flops: 1e9,
         };
         (1..=steps)

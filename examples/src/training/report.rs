@@ -4,6 +4,7 @@ use burn_tree_train::{ModelCost, StepBound, StepCounts};
 use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{CellAlignment, Table};
 
+use super::memory::format_bytes;
 use super::metrics::{ComparisonRecord, PassRecord, StepRecord};
 use super::timing::median;
 
@@ -16,11 +17,17 @@ pub fn step_line(record: &StepRecord, total_steps: usize, metrics: &[&str]) -> S
             "  loss {:.5}  grad {:.3}  lr {:.2e}  {:.2} s",
             pass.loss, pass.gradient_norm, record.learning_rate, pass.seconds
         );
+        if let Some(predicted) = pass.predicted_seconds {
+            line += &format!(" (predicted {predicted:.2} s)");
+        }
         for name in metrics {
             if let Some(value) = pass.metrics.get(*name) {
                 line += &format!("  {name} {value:.4}");
             }
         }
+    }
+    if let Some(bytes) = first.and_then(|pass| pass.reserved_bytes) {
+        line += &format!("  {}", format_bytes(bytes));
     }
     if let (Some(flat), Some(comparison)) = (&record.flat, record.comparison) {
         line += &format!(
@@ -194,6 +201,8 @@ mod tests {
             predictions: 0,
             flops: tokens as f64 * 100.0,
             log_prob_seconds: None,
+            predicted_seconds: None,
+            reserved_bytes: None,
             metrics: Metrics::new(),
         }
     }

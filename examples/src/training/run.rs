@@ -11,17 +11,18 @@ use tree_pack::PackedStep;
 use super::adamw::adamw;
 use super::atomic;
 use super::checkpoint::{self, RunState};
-use super::memory::{format_bytes, peak_memory};
+use super::memory::{format_bytes, index_memory, peak_memory};
 use super::metrics::{MetricsLog, StepRecord};
 use super::objective::Objective;
 use super::optimizer_step::Trainer;
 use super::options::{RunArgs, ValidationArgs};
-use super::pass::{Pass, compare};
+use super::pass::{Pass, Prediction, compare};
 use super::plan::{Plans, Sharing, StepPlan};
 use super::report;
 use super::schedule::Schedule;
 use super::settings::Settings;
 use super::setup::Setup;
+use super::sharing::{ChosenSharing, Memory, print_prediction};
 use super::summary;
 use super::timing::{Repetitions, product_rate};
 use crate::qwen3::{Qwen3, Qwen3Config};
@@ -152,22 +153,65 @@ impl<'a> Run<'a> {
     }
 
     /// The passes that the options ask for, each with its own copy of the trainer.
+    ///
+    /// # Errors
+    /// With `--sharing auto`, if steps cannot be timed or a task does not fit.
     pub fn passes<O: Objective + Clone>(
         &self,
         plans: &Plans,
         objective: &O,
         trainer: &Trainer<Qwen3>,
-    ) -> Vec<Pass<Qwen3, O>> {
-        let pass = |&sharing: &Sharing| {
-            let plan = plans.of(sharing).clone();
-            Pass::new(
-                plan,
-                objective.clone(),
-                trainer.clone(),
-                self.setup.size.cost,
-            )
+    ) -> Result<Vec<Pass<Qwen3, O>>> {
+        let sharings = self.args.comparison.sharings();
+        let chosen = match sharings.contains(&Sharing::Auto) {
+            true => Some(self.chosen_sharing(plans, trainer)?),
+            false => None,
         };
-        self.args.comparison.sharings().iter().map(pass).collect()
+        let prediction = chosen.as_ref().map(|chosen| Prediction {
+            time: chosen.step_time(),
+            recurrent: self.setup.config.is_hybrid(),
+        });
+        let pass = |&sharing: &Sharing| {
+            let plan = match (sharing, &chosen) {
+                (Sharing::Auto, Some(chosen)) => chosen.plan(plans),
+                (Sharing::Flat, _) => plans.flat.clone(),
+                (Sharing::Tree | Sharing::Auto, _) => plans.tree.clone(),
+            };
+            let cost = self.setup.size.cost;
+            Pass::new(plan, objective.clone(), trainer.clone(), cost).with_prediction(prediction)
+        };
+        let passes: Vec<_> = sharings.iter().map(pass).collect();
+        let first_step = passes[0].plan.packs(0)?.packs;
+        let recurrent = self.setup.config.is_hybrid();
+        if let Some(memory) = index_memory(&first_step, recurrent, &trainer.device) {
+            println!(
+                "Mask, plans and indices of the largest pack of the first step: {} on the device, {} \
+                 on the host",
+                format_bytes(memory.device_bytes),
+                format_bytes(memory.host_bytes),
+            );
+        }
+        Ok(passes)
+    }
+
+    /// Trees or separate trajectories for every task: as before in a run that is resumed.
+    fn chosen_sharing(&self, plans: &Plans, trainer: &Trainer<Qwen3>) -> Result<ChosenSharing> {
+        let chosen = match self.resumed {
+            Some(_) => ChosenSharing::load(&self.output, plans)?,
+            None => {
+                let memory = Memory {
+                    config: &self.setup.config,
+                    size: &self.setup.size,
+                    run: self.args.run_size(),
+                    device_bytes: self.args.comparison.device_bytes(),
+                };
+                let chosen = ChosenSharing::new(plans, trainer, &memory)?;
+                chosen.save(&self.output)?;
+                chosen
+            }
+        };
+        chosen.print();
+        Ok(chosen)
     }
 
     /// Computes the reference log-probabilities of all data for every pass, each on packs of its own
@@ -183,7 +227,7 @@ impl<'a> Run<'a> {
         for pass in passes {
             let seconds = pass.compute_reference(reference)?;
             let on = match pass.sharing() {
-                Sharing::Tree => "trees",
+                Sharing::Tree | Sharing::Auto => "trees",
                 Sharing::Flat => "separate trajectories",
             };
             println!("Reference log-probabilities, on {on}: {seconds:.2} s");
@@ -220,7 +264,7 @@ impl<'a> Run<'a> {
             for pass in &mut *passes {
                 let made = pass.step(step, learning_rate.clone())?;
                 match pass.sharing() {
-                    Sharing::Tree => record.tree = Some(made),
+                    Sharing::Tree | Sharing::Auto => record.tree = Some(made),
                     Sharing::Flat => record.flat = Some(made),
                 }
             }
@@ -269,6 +313,7 @@ impl<'a> Run<'a> {
     pub fn finish<O: Objective>(&self, passes: &[Pass<Qwen3, O>]) -> Result<()> {
         summary::draw(&self.output, &self.records, O::SHOWN)?;
         summary::print_result(&self.records, &self.setup.size.cost, &self.gemm);
+        print_prediction(&self.records);
         if let Some(peak) = peak_memory() {
             println!("Peak memory of the process: {}", format_bytes(peak));
         }

@@ -1,19 +1,17 @@
 //! The tables and pictures around a run.
 
 use std::path::Path;
-use std::slice::from_ref;
 
 use anyhow::{Result, anyhow};
-use burn_tree_ssm::TreeRecurrence;
 use burn_tree_train::{ModelCost, StepBound, StepCounts};
-use tree_pack::RewardStats;
+use tree_pack::{PackError, RewardStats};
 
 use super::cost::ModelSize;
 use super::data::Data;
-use super::memory::{MemoryEstimate, RunSize, available_memory, format_bytes};
+use super::memory::{MemoryEstimate, StepSize, available_memory, format_bytes};
 use super::metrics::StepRecord;
 use super::options::RunArgs;
-use super::plan::{Plans, StepPlan};
+use super::plan::{Plans, Sharing, StepPlan};
 use super::plots;
 use super::report::{Comparison, Throughput, grouped, table};
 use super::run::GemmRate;
@@ -67,8 +65,15 @@ pub fn print_rewards(rewards: &RewardStats) {
 }
 
 /// How much faster steps on trees can be, over one pass through the data.
-pub fn print_bounds(size: &ModelSize, plans: &Plans) -> Result<()> {
-    let (tree_counts, flat_counts) = (epoch_counts(&plans.tree)?, epoch_counts(&plans.flat)?);
+pub fn print_bounds(size: &ModelSize, plans: &Plans, sharing: Sharing) -> Result<()> {
+    let tree_counts = match epoch_counts(&plans.tree) {
+        Err(error @ PackError::TreeOverBudget { .. }) if sharing != Sharing::Tree => {
+            println!("Some tasks do not fit as trees: {error}");
+            return Ok(());
+        }
+        counts => counts?,
+    };
+    let flat_counts = epoch_counts(&plans.flat)?;
     let Some(bound) = StepBound::new(&size.cost, &tree_counts, &flat_counts) else {
         return Ok(());
     };
@@ -108,7 +113,7 @@ pub fn print_bounds(size: &ModelSize, plans: &Plans) -> Result<()> {
     Ok(())
 }
 
-fn epoch_counts(plan: &StepPlan) -> Result<StepCounts> {
+fn epoch_counts(plan: &StepPlan) -> Result<StepCounts, PackError> {
     let mut counts = StepCounts::default();
     for step in 0..plan.steps_per_epoch() {
         counts = counts + StepCounts::of_packs(&plan.packs(step)?.packs);
@@ -123,56 +128,54 @@ pub fn print_memory(
     size: &ModelSize,
     plans: &Plans,
 ) -> Result<()> {
-    let sharings = args.comparison.sharings();
-    let mut run = RunSize {
-        pack_tokens: 0,
-        projected_rows: 0,
-        head_chunk_rows: args.model.head_chunk_rows.map(|rows| rows.get() as u64),
-        kept_states: 0,
-        packs_per_step: 0,
-        compute_bytes: args.model.compute_dtype.bytes(),
-        models: sharings.len() as u64,
-    };
-    let mut parts = 0;
-    for &sharing in sharings {
-        let plan = plans.of(sharing);
-        for step in 0..plan.steps_per_epoch() {
-            let packs = plan.packs(step)?.packs;
-            run.packs_per_step = run.packs_per_step.max(packs.len() as u64);
-            for pack in &packs {
-                parts += usize::from(pack.gateway.is_some());
-                let counts = StepCounts::of_pack(pack);
-                run.pack_tokens = run.pack_tokens.max(counts.tokens);
-                run.projected_rows = run.projected_rows.max(counts.projected_rows);
-                if config.is_hybrid() {
-                    let recurrence =
-                        TreeRecurrence::from_layouts(from_ref(&pack.layout), pack.padded_len);
-                    run.kept_states = run.kept_states.max(recurrence.n_slots() as u64);
+    let run = args.run_size();
+    let mut steps = Vec::new();
+    for &sharing in args.comparison.sharings() {
+        let plans = match sharing {
+            Sharing::Tree => &[&plans.tree][..],
+            Sharing::Flat => &[&plans.flat],
+            // Each task takes one of the two.
+            Sharing::Auto => &[&plans.tree, &plans.flat],
+        };
+        for plan in plans {
+            for step in 0..plan.steps_per_epoch() {
+                match plan.packs(step) {
+                    Ok(step) => steps.push(StepSize::of_packs(&step.packs, config.is_hybrid())),
+                    Err(PackError::TreeOverBudget { .. }) if sharing == Sharing::Auto => {}
+                    Err(error) => return Err(error.into()),
                 }
             }
         }
     }
+    let parts = steps.iter().flat_map(|step| &step.packs);
+    let parts = parts.filter(|pack| pack.parent.is_some()).count();
     if parts > 0 {
         println!(
             "Partitioned: {} packs of an epoch continue trees of other packs",
             grouped(parts as u64)
         );
     }
-    let estimate = MemoryEstimate::new(config, size, &run);
+    let largest = steps.iter().flat_map(|step| &step.packs);
+    let pack_rows = largest.map(|pack| pack.rows).max().unwrap_or(0);
+    let estimate = MemoryEstimate::of_steps(config, size, &run, steps);
     println!(
         "Model: {} parameters, {} trained",
         grouped(size.parameters),
         grouped(size.trained_parameters)
     );
     println!(
-        "Memory estimate: {} (parameters {}, gradients {}, optimizer {}, activations of {} tokens \
-         {})",
+        "Memory estimate: {} (parameters {}, gradients {}, optimizer {}, activations of packs of {} \
+         rows {}{})",
         format_bytes(estimate.total()),
         format_bytes(estimate.parameters),
         format_bytes(estimate.gradients),
         format_bytes(estimate.optimizer),
-        grouped(run.pack_tokens),
+        grouped(pack_rows),
         format_bytes(estimate.activations),
+        match estimate.gateways {
+            0 => String::new(),
+            bytes => format!(", what parts continue from {}", format_bytes(bytes)),
+        },
     );
     if let Some(available) = available_memory().filter(|&bytes| bytes < estimate.total()) {
         eprintln!(

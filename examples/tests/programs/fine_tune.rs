@@ -125,6 +125,41 @@ fn the_baseline_alone_is_that_of_the_comparison() {
     assert_eq!(losses("both"), losses("flat"));
 }
 
+/// Trees of 38 tokens do not fit packs of 25, their trajectories of 20 do.
+#[test]
+fn what_does_not_fit_as_trees_is_trained_separately() {
+    let folder = setup();
+    fn run<'a>(options: &[&'a str]) -> Vec<&'a str> {
+        [&["--token-budget", "25"], options].concat()
+    }
+    let text = PROGRAM.succeed(
+        folder.path(),
+        &run(&["--sharing", "auto", "--output", "auto"]),
+    );
+    assert!(text.contains("Sharing: 0 of 5 tasks as trees"), "{text}");
+    assert!(text.contains("Steps as chosen: predicted"), "{text}");
+    assert!(folder.path().join("auto/sharing.json").is_file());
+    PROGRAM.succeed(
+        folder.path(),
+        &run(&["--sharing", "flat", "--output", "flat"]),
+    );
+    let (auto, flat) = (
+        records(folder.path(), "auto"),
+        records(folder.path(), "flat"),
+    );
+    assert_eq!(auto.len(), flat.len());
+    for (auto, flat) in auto.iter().zip(&flat) {
+        let (auto, flat) = (auto.tree.as_ref().unwrap(), flat.flat.as_ref().unwrap());
+        assert_eq!((auto.loss, auto.tokens), (flat.loss, flat.tokens));
+        assert!(auto.predicted_seconds.unwrap() > 0.0);
+    }
+    let text = PROGRAM.error(folder.path(), &run(&["--sharing", "tree"]));
+    assert!(text.contains("38 tokens"), "{text}");
+    let options = ["--sharing", "auto", "--device-memory", "1e-6"];
+    let text = PROGRAM.error(folder.path(), &run(&options));
+    assert!(text.contains("fits neither as trees"), "{text}");
+}
+
 /// An exported model, loaded again, has the validation loss that the run ended with; so has one
 /// into which adapters were merged.
 #[test]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use burn::tensor::FloatDType;
 use clap::{Parser, ValueEnum};
+use tree_pack::Partitioning;
 
 /// Times optimizer steps on trees against the same steps on separate trajectories, with a model of
 /// random weights.
@@ -52,6 +53,19 @@ pub struct Args {
     /// Most tokens of a pack.
     #[arg(long, default_value = "32768")]
     pub token_budget: NonZeroUsize,
+    /// What becomes of trees over the budget; several are measured one after another. Separate
+    /// trajectories are packed whole.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Parts::Refuse])]
+    pub partitioning: Vec<Parts>,
+    /// Compute blocks again for their backward pass.
+    #[arg(long)]
+    pub recompute: bool,
+    /// Put what waits into host memory.
+    #[arg(long)]
+    pub offload: bool,
+    /// Time a few small steps first, and set the times that they predict beside what is measured.
+    #[arg(long)]
+    pub predict: bool,
     /// Steps before those that are timed. The second step is the first whose optimizer has a state, and
     /// compiles kernels for it.
     #[arg(long, default_value_t = 2)]
@@ -68,6 +82,33 @@ pub struct Args {
     /// Write all figures as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+/// [`Partitioning`] on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Parts {
+    /// They are an error.
+    Refuse,
+    /// Connected parts, as few as possible.
+    Connected,
+    /// Parts that may have several roots.
+    Shared,
+    /// Every node is a part.
+    PerNode,
+    /// Smaller trees, each with all of its ancestors: the shared prefixes are computed again.
+    RepeatedPrefixes,
+}
+
+impl From<Parts> for Partitioning {
+    fn from(parts: Parts) -> Self {
+        match parts {
+            Parts::Refuse => Self::Refuse,
+            Parts::Connected => Self::Connected,
+            Parts::Shared => Self::Shared,
+            Parts::PerNode => Self::PerNode,
+            Parts::RepeatedPrefixes => Self::RepeatedPrefixes,
+        }
+    }
 }
 
 /// Dtype of a computation.

@@ -7,11 +7,13 @@ mod results;
 mod steps;
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use burn::tensor::FloatDType;
-use burn_tree_train::{LmHeadOptions, StepOptions};
+use burn_tree_train::{LmHeadOptions, StepOptions, StepWork};
 use clap::Parser;
+use tree_pack::{PackOptions, Partitioning};
 use tree_training_examples::benchmark::attention::Heads;
 use tree_training_examples::benchmark::products::ProductTimes;
 use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
@@ -19,6 +21,8 @@ use tree_training_examples::training::adamw::{AdamWOptions, adamw};
 use tree_training_examples::training::cost::ModelSize;
 use tree_training_examples::training::device::device_by_name;
 use tree_training_examples::training::optimizer_step::{Precision, Trainer};
+use tree_training_examples::training::pass::Prediction;
+use tree_training_examples::training::sharing::calibrate_on;
 use tree_training_examples::training::timing::Repetitions;
 
 use args::Args;
@@ -67,11 +71,17 @@ fn run(args: &Args) -> Result<()> {
                 chunk_rows: args.head_chunk_rows.map(Into::into),
                 ..Default::default()
             },
+            recompute: args.recompute,
+            offload: args.offload,
             ..Default::default()
         },
         device,
     };
 
+    let prediction = match args.predict {
+        true => Some(predict(args, &config, &trainer)?),
+        false => None,
+    };
     let rates = rates(args, &config, &trainer, &steps);
     let mut results = Results::new(&rates);
     results.print_rates();
@@ -80,7 +90,17 @@ fn run(args: &Args) -> Result<()> {
         let shape = step.flat_shape();
         let same = flat_steps.iter().find(|(other, _)| *other == shape);
         let timed_flat = same.map(|(_, flat)| flat);
-        let comparison = measure::compare(step, timed_flat, &mut trainer, &cost, &rates, args)?;
+        let comparison = measure::compare(
+            step,
+            timed_flat,
+            &mut trainer,
+            &measure::Yardsticks {
+                cost,
+                rates: &rates,
+                prediction,
+            },
+            args,
+        )?;
         if timed_flat.is_none() {
             flat_steps.push((shape, comparison.flat.clone()));
         }
@@ -95,6 +115,41 @@ fn run(args: &Args) -> Result<()> {
     }
     results.print_tables();
     Ok(())
+}
+
+/// Fits the time of steps to a few small ones.
+fn predict(args: &Args, config: &Qwen3Config, trainer: &Trainer<Qwen3>) -> Result<Prediction> {
+    let parts = args.partitioning.iter().map(|&parts| parts.into());
+    let packs = PackOptions {
+        pad_to_multiple: steps::PAD_TO_MULTIPLE,
+        partitioning: parts
+            .max_by_key(|&parts| parts != Partitioning::Refuse)
+            .unwrap_or_default(),
+        ..PackOptions::new(args.token_budget.get())
+    };
+    let start = Instant::now();
+    let calibration = calibrate_on(trainer, &packs, config)?;
+    println!(
+        "Calibration: {} steps of at most {} rows in {:.1} s, fitted with an error of {:.1} %",
+        calibration.steps.len(),
+        calibration
+            .steps
+            .iter()
+            .map(|step| step.work.rows / step.work.packs)
+            .fold(0.0, f64::max),
+        start.elapsed().as_secs_f64(),
+        100.0 * calibration.relative_error(),
+    );
+    for (name, seconds) in StepWork::NAMES
+        .iter()
+        .zip(calibration.step_time.seconds_of_one())
+    {
+        println!("  {name}: {seconds:.3e} s");
+    }
+    Ok(Prediction {
+        time: calibration.step_time,
+        recurrent: config.is_hybrid(),
+    })
 }
 
 /// Rates of the products with as many rows as most packs have.

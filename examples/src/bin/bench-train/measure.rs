@@ -6,15 +6,16 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use burn_tree_attn::TreeMask;
 use burn_tree_ssm::TreeRecurrence;
-use burn_tree_train::{ModelCost, StepBound, StepCounts, TreeModel};
+use burn_tree_train::{BlockContext, ModelCost, StepBound, StepCounts, StepWork, TreeModel};
 use serde::Serialize;
-use tree_pack::{Pack, PackedStep, TreeLayout};
+use tree_pack::{IndexMemory, Pack, PackedStep, TreeBatch, TreeLayout};
 use tree_training_examples::benchmark::attention::{AttentionInputs, Heads};
 use tree_training_examples::benchmark::delta_rule::{DeltaRuleHeads, DeltaRuleInputs};
 use tree_training_examples::benchmark::products::ProductTimes;
 use tree_training_examples::qwen3::LinearAttentionConfig;
 use tree_training_examples::training::objective::Supervised;
 use tree_training_examples::training::optimizer_step::Trainer;
+use tree_training_examples::training::pass::Prediction;
 use tree_training_examples::training::timing::{Repetitions, median, seconds};
 
 use crate::args::Args;
@@ -38,6 +39,12 @@ pub struct Measured {
     pub flops: f64,
     /// Median wall time.
     pub seconds: f64,
+    /// What was predicted for it, if it was.
+    pub predicted_seconds: Option<f64>,
+    /// Rows of earlier packs that packs continue from.
+    pub past_rows: u64,
+    /// Bytes of masks, plans and indices of the largest pack, in the forward pass; not known of parts.
+    pub index_bytes: Option<u64>,
     /// All timed steps.
     pub samples: Vec<f64>,
     /// What the matrix products take at the rate measured for each of them alone.
@@ -99,23 +106,33 @@ impl Rates {
     }
 }
 
+/// What times are set against.
+pub struct Yardsticks<'a> {
+    /// Model FLOPs.
+    pub cost: ModelCost,
+    /// What products and attention take by themselves.
+    pub rates: &'a Rates,
+    /// What is predicted from small steps.
+    pub prediction: Option<Prediction>,
+}
+
 /// Times both forms of a step. `timed_flat` is that of a step of the same shape, if there was one.
 pub fn compare<M: Module + TreeModel>(
     step: &BenchStep,
     timed_flat: Option<&Measured>,
     trainer: &mut Trainer<M>,
-    cost: &ModelCost,
-    rates: &Rates,
+    yardsticks: &Yardsticks<'_>,
     args: &Args,
 ) -> Result<Comparison> {
     let [tree_counts, flat_counts] = step.counts();
-    let tree = measure(&step.tree, &tree_counts, trainer, cost, rates, args)?;
+    let tree = measure(&step.tree, &tree_counts, trainer, yardsticks, args)?;
     let flat = match timed_flat {
         Some(flat) => flat.clone(),
-        None => measure(&step.flat, &flat_counts, trainer, cost, rates, args)?,
+        None => measure(&step.flat, &flat_counts, trainer, yardsticks, args)?,
     };
-    let bound = StepBound::new(cost, &tree_counts, &flat_counts).expect("a step has tokens");
-    let constant = rates.constant_seconds();
+    let bound =
+        StepBound::new(&yardsticks.cost, &tree_counts, &flat_counts).expect("a step has tokens");
+    let constant = yardsticks.rates.constant_seconds();
     let tree_at_best = (flat.seconds - constant) / bound.step_bound + constant;
     Ok(Comparison {
         name: step.name.clone(),
@@ -137,10 +154,14 @@ fn measure<M: Module + TreeModel>(
     step: &PackedStep,
     counts: &StepCounts,
     trainer: &mut Trainer<M>,
-    cost: &ModelCost,
-    rates: &Rates,
+    yardsticks: &Yardsticks<'_>,
     args: &Args,
 ) -> Result<Measured> {
+    let Yardsticks {
+        cost,
+        rates,
+        prediction,
+    } = yardsticks;
     let device = trainer.device.clone().inner();
     device.memory_cleanup();
     let mut outcomes = Vec::new();
@@ -163,6 +184,17 @@ fn measure<M: Module + TreeModel>(
     let attention_flops = 3.5 * heads.forward_flops(counts.visible_pairs) * layers as f64;
     Ok(Measured {
         packs: step.packs.len(),
+        predicted_seconds: prediction.map(|Prediction { time, recurrent }| {
+            time.seconds(&StepWork::of_step(&step.packs, recurrent))
+        }),
+        past_rows: step
+            .packs
+            .iter()
+            .filter_map(|pack| pack.gateway.as_ref())
+            .map(|gateway| gateway.past_keys() as u64)
+            .sum(),
+        index_bytes: index_memory(&trainer.model.valid(), largest_pack(step), &device)
+            .map(|memory| memory.host_bytes + memory.device_bytes),
         tokens: counts.tokens,
         visible_pairs: counts.visible_pairs,
         projected_rows: counts.projected_rows,
@@ -175,6 +207,18 @@ fn measure<M: Module + TreeModel>(
         reserved_bytes,
         loss: outcomes[0].loss,
     })
+}
+
+/// Bytes of masks, plans and indices that the forward pass over a pack makes; `None` for a part, which
+/// is not a batch of its own.
+fn index_memory<M: TreeModel>(model: &M, pack: &Pack, device: &Device) -> Option<IndexMemory> {
+    if pack.gateway.is_some() {
+        return None;
+    }
+    let batch = TreeBatch::new(std::slice::from_ref(pack), device);
+    let context = BlockContext::new(&batch);
+    drop(model.hidden_states(batch.tokens.clone(), &context));
+    Some(batch.index_memory() + context.index_memory())
 }
 
 fn largest_pack(step: &PackedStep) -> &Pack {

@@ -131,6 +131,9 @@ impl Results {
             "recurrence",
             "rest",
             "memory",
+            "rows of earlier packs",
+            "indices of the largest",
+            "predicted ms",
         ];
         println!("{}", table(&header, forms.collect()));
     }
@@ -158,6 +161,17 @@ fn form_row(name: &str, form: &str, measured: &Measured) -> Vec<String> {
         measured
             .reserved_bytes
             .map_or_else(|| "-".to_owned(), format_bytes),
+        grouped(measured.past_rows),
+        measured
+            .index_bytes
+            .map_or_else(|| "-".to_owned(), format_bytes),
+        measured.predicted_seconds.map_or_else(
+            || "-".to_owned(),
+            |seconds| {
+                let error = 100.0 * (seconds / measured.seconds - 1.0);
+                format!("{:.1} ({error:+.0} %)", seconds * 1e3)
+            },
+        ),
     ]
 }
 

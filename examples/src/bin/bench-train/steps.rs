@@ -4,16 +4,17 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use burn_tree_train::StepCounts;
+use clap::ValueEnum;
 use tree_pack::{
-    PackOptions, PackedStep, PrefixForest, Trajectory, build_forests, flat_forests,
+    PackOptions, PackedStep, Partitioning, PrefixForest, Trajectory, build_forests, flat_forests,
     load_trajectories, pack_step,
 };
 use tree_training_examples::benchmark::trees::TreeShape;
 
-use crate::args::Args;
+use crate::args::{Args, Parts};
 
 /// Rows of all packs are a multiple of this: fewer shapes for kernels to be tuned on.
-const PAD_TO_MULTIPLE: usize = 128;
+pub const PAD_TO_MULTIPLE: usize = 128;
 
 /// One optimizer step in both forms.
 pub struct BenchStep {
@@ -26,15 +27,31 @@ pub struct BenchStep {
 }
 
 impl BenchStep {
-    fn new(name: String, trajectories: &[Trajectory], token_budget: usize) -> Result<Self> {
-        let options = PackOptions {
-            pad_to_multiple: PAD_TO_MULTIPLE,
-            ..PackOptions::new(token_budget)
+    fn new(
+        name: String,
+        trajectories: &[Trajectory],
+        token_budget: usize,
+        parts: Parts,
+    ) -> Result<Self> {
+        let pack = |forests: Vec<PrefixForest>, partitioning| {
+            let options = PackOptions {
+                pad_to_multiple: PAD_TO_MULTIPLE,
+                partitioning,
+                ..PackOptions::new(token_budget)
+            };
+            pack_step(trajectories, &forests, &options)
         };
-        let pack = |forests: Vec<PrefixForest>| pack_step(trajectories, &forests, &options);
+        let name = match parts {
+            Parts::Refuse => name,
+            _ => {
+                let parts = parts.to_possible_value().expect("no value is hidden");
+                format!("{name} {}", parts.get_name())
+            }
+        };
+        let (tree, flat) = (build_forests(trajectories)?, flat_forests(trajectories)?);
         Ok(Self {
-            tree: pack(build_forests(trajectories)?).with_context(|| name.clone())?,
-            flat: pack(flat_forests(trajectories)?).with_context(|| name.clone())?,
+            tree: pack(tree, parts.into()).with_context(|| name.clone())?,
+            flat: pack(flat, Partitioning::Refuse).with_context(|| name.clone())?,
             name,
         })
     }
@@ -75,8 +92,10 @@ pub fn steps(args: &Args) -> Result<Vec<BenchStep>> {
         let trajectories: Vec<Trajectory> = (0..args.trees.get())
             .flat_map(|tree| shape.trajectories(&format!("tree {tree}"), args.vocab))
             .collect();
-        let name = format!("synthetic-{overlap:.2}");
-        steps.push(BenchStep::new(name, &trajectories, budget)?);
+        for &parts in &args.partitioning {
+            let name = format!("synthetic-{overlap:.2}");
+            steps.push(BenchStep::new(name, &trajectories, budget, parts)?);
+        }
     }
     for file in &args.data {
         let trajectories = load_trajectories([file])?;
@@ -90,8 +109,10 @@ pub fn steps(args: &Args) -> Result<Vec<BenchStep>> {
         }
         let trajectories = first_tasks(trajectories, args.step_tokens);
         let name = file.file_name().unwrap_or_default().to_string_lossy();
-        let name = name.trim_end_matches(".jsonl.gz").to_owned();
-        steps.push(BenchStep::new(name, &trajectories, budget)?);
+        for &parts in &args.partitioning {
+            let name = name.trim_end_matches(".jsonl.gz").to_owned();
+            steps.push(BenchStep::new(name, &trajectories, budget, parts)?);
+        }
     }
     Ok(steps)
 }

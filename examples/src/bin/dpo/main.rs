@@ -101,7 +101,7 @@ fn run(mut args: Args) -> Result<()> {
     // What is trained, and what it will cost, before any memory is taken for it.
     summary::print_data(&setup.data, plans.tree.tasks());
     println!("Pairs: {}", training.len());
-    summary::print_bounds(&setup.size, &plans)?;
+    summary::print_bounds(&setup.size, &plans, args.run.comparison.sharing)?;
     summary::print_memory(&args.run, &setup.config, &setup.size, &plans)?;
 
     // Where the run's files go, and where it starts.
@@ -117,7 +117,7 @@ fn run(mut args: Args) -> Result<()> {
         model: initial,
         ..trainer.clone()
     };
-    let mut passes = run.passes(&plans, &training, &trainer);
+    let mut passes = run.passes(&plans, &training, &trainer)?;
     drop(trainer);
     if model_is_reference {
         run.compute_reference(&mut passes, &reference)?;

@@ -68,7 +68,7 @@ fn run(mut args: Args) -> Result<()> {
 
     // What it will cost, before any memory is taken for it.
     summary::print_data(&setup.data, plans.tree.tasks());
-    summary::print_bounds(&setup.size, &plans)?;
+    summary::print_bounds(&setup.size, &plans, args.run.comparison.sharing)?;
     summary::print_memory(&args.run, &setup.config, &setup.size, &plans)?;
 
     // Where the run's files go, and where it starts.
@@ -78,7 +78,7 @@ fn run(mut args: Args) -> Result<()> {
 
     // The model and its optimizer, one pair for each kind of step.
     let trainer = run.trainer(setup.model(&args.run)?)?;
-    let mut passes = run.passes(&plans, &Supervised, &trainer);
+    let mut passes = run.passes(&plans, &Supervised, &trainer)?;
     drop(trainer);
 
     // The training loop, and what came of it.

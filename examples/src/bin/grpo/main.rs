@@ -122,7 +122,7 @@ fn run(mut args: Args) -> Result<()> {
             false => "those of the data",
         }
     );
-    summary::print_bounds(&setup.size, &plans)?;
+    summary::print_bounds(&setup.size, &plans, args.run.comparison.sharing)?;
     summary::print_memory(&args.run, &setup.config, &setup.size, &plans)?;
 
     // Where the run's files go, and where it starts.
@@ -139,7 +139,7 @@ fn run(mut args: Args) -> Result<()> {
     let initial = setup.model(&args.run)?;
     let mut trainer = run.trainer(initial.clone())?;
     trainer.options.head.entropy = args.entropy();
-    let mut passes = run.passes(&plans, &objective, &trainer);
+    let mut passes = run.passes(&plans, &objective, &trainer)?;
     let reference = Trainer {
         model: initial,
         ..trainer

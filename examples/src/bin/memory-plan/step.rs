@@ -101,8 +101,8 @@ pub fn run(options: &Options) -> Result<()> {
         },
         device: device.clone(),
     };
-    let mut last = trainer.step(&step, &Supervised, 1e-4.into())?;
-    last = trainer.step(&step, &Supervised, 1e-4.into())?;
+    trainer.step(&step, &Supervised, 1e-4.into())?;
+    let last = trainer.step(&step, &Supervised, 1e-4.into())?;
     let reserved = device.inner().memory_pool_usage();
     let peak_bytes = match reserved {
         Some(usage) => before_bytes + usage.bytes_reserved,

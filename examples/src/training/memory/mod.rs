@@ -1,10 +1,12 @@
 //! How much memory a run will need, before it takes any.
 
+mod indices;
 mod step_size;
 mod system;
 
 use burn_tree_ssm::MAX_WINDOW_ROWS;
 
+pub use indices::index_memory;
 pub use step_size::{PackSize, StepSize};
 pub use system::{available_memory, format_bytes, peak_memory};
 

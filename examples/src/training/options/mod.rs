@@ -13,6 +13,8 @@ pub use steps::{ComparisonArgs, PartitioningArg, StepArgs};
 use anyhow::Result;
 use burn_tree_train::StepOptions;
 
+use crate::training::memory::RunSize;
+
 /// Options of every training program.
 #[derive(clap::Args, Debug, Clone)]
 pub struct RunArgs {
@@ -44,12 +46,25 @@ impl RunArgs {
         }
     }
 
+    /// How steps are computed, as far as their memory goes.
+    pub fn run_size(&self) -> RunSize {
+        let options = self.step_options();
+        RunSize {
+            head_chunk_rows: options.head.chunk_rows.map(|rows| rows as u64),
+            compute_bytes: self.model.compute_dtype.bytes(),
+            models: self.comparison.sharings().len() as u64,
+            recompute: options.recompute,
+            offload: options.offload,
+        }
+    }
+
     /// Refuses values and combinations that make no sense, before anything is read.
     ///
     /// # Errors
     /// A message that names the option.
     pub fn check(&self) -> Result<()> {
         self.steps.check()?;
+        self.comparison.check()?;
         self.output.check()?;
         if self.comparison.compare && self.output.checkpoint_every > 0 {
             anyhow::bail!("--compare measures two models side by side and writes no checkpoints");
@@ -66,7 +81,7 @@ mod tests {
     #[derive(Parser)]
     struct Program {
         #[command(flatten)]
-        _run: RunArgs,
+        run: RunArgs,
         #[command(flatten)]
         _validation: ValidationArgs,
     }
@@ -78,9 +93,13 @@ mod tests {
 
     #[test]
     fn comparing_excludes_the_baseline_alone_and_resuming() {
-        for other in [&["--sharing", "flat"][..], &["--resume", "runs/1"]] {
-            let line = ["program", "--compare"].iter().chain(other);
-            assert!(Program::try_parse_from(line).is_err());
+        let parse = |other: &[&'static str]| {
+            Program::try_parse_from(["program", "--compare"].iter().chain(other))
+        };
+        assert!(parse(&["--resume", "runs/1"]).is_err());
+        for (sharing, allowed) in [("tree", true), ("auto", true), ("flat", false)] {
+            let program = parse(&["--sharing", sharing]).unwrap();
+            assert_eq!(program.run.check().is_ok(), allowed, "{sharing}");
         }
     }
 }

@@ -168,9 +168,13 @@ impl StepArgs {
 pub struct ComparisonArgs {
     /// Whether trajectories of a task share the computation of their prefixes. `flat` is the
     /// baseline.
-    #[arg(long, value_enum, default_value_t = Sharing::Tree, conflicts_with = "compare")]
+    #[arg(long, value_enum, default_value_t = Sharing::Tree)]
     pub sharing: Sharing,
-    /// Make every step twice, on trees and on separate trajectories, each with its own copy of the
+    /// Memory of the device in GB (10^9 bytes), in which the packs of `--sharing auto` have to fit. If
+    /// not given, a device that computes in the system's memory has what is left of that.
+    #[arg(long, value_name = "GB")]
+    pub device_memory: Option<f64>,
+    /// Make every step twice, on trees (or as chosen) and on separate trajectories, each with its own copy of the
     /// model, and report losses and times side by side.
     #[arg(long)]
     pub compare: bool,
@@ -180,8 +184,26 @@ impl ComparisonArgs {
     /// The kinds of passes of the run, that which is reported first at the front.
     pub fn sharings(&self) -> &[Sharing] {
         match self.compare {
+            true if self.sharing == Sharing::Auto => &[Sharing::Auto, Sharing::Flat],
             true => &[Sharing::Tree, Sharing::Flat],
             false => std::slice::from_ref(&self.sharing),
+        }
+    }
+
+    /// [`device_memory`](Self::device_memory) in bytes.
+    pub fn device_bytes(&self) -> Option<u64> {
+        self.device_memory.map(|gigabytes| (gigabytes * 1e9) as u64)
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        if self.compare && self.sharing == Sharing::Flat {
+            bail!("--compare sets trees against separate trajectories: leave out --sharing flat");
+        }
+        match self.device_memory {
+            Some(gigabytes) if !(gigabytes.is_finite() && gigabytes > 0.0) => {
+                bail!("--device-memory {gigabytes}: expected more than 0");
+            }
+            _ => Ok(()),
         }
     }
 }
