@@ -16,7 +16,7 @@ use std::slice::from_ref;
 use burn_tree_attn::{PastKeys, Visibility};
 use burn_tree_ssm::TreeRecurrence;
 use thiserror::Error;
-use tree_pack::{Gateway, Pack};
+use tree_pack::Pack;
 
 pub use calibration::{Calibration, CalibrationOptions, TimedStep, calibrate};
 
@@ -87,7 +87,11 @@ impl StepWork {
     pub fn of_pack(pack: &Pack, recurrent: bool) -> Self {
         let layout = from_ref(&pack.layout);
         let rows = pack.padded_len.max(1);
-        let past = pack.gateway.as_ref().map(past_keys).unwrap_or_default();
+        let past = pack
+            .gateway
+            .as_ref()
+            .map(PastKeys::from)
+            .unwrap_or_default();
         let past_rows = past.start.len();
         let visibility = Visibility::from_layouts(layout, rows, &[past])
             .unwrap_or_else(|error| panic!("{error}"));
@@ -123,18 +127,6 @@ impl StepWork {
             self.past_rows,
         ]
     }
-}
-
-fn past_keys(gateway: &Gateway) -> PastKeys {
-    let mut past = PastKeys::default();
-    for run in &gateway.runs {
-        for position in (run.position..).take(run.rows.len()) {
-            past.start.push(run.visible_to.start);
-            past.end.push(run.visible_to.end);
-            past.position.push(position);
-        }
-    }
-    past
 }
 
 impl From<[f64; KINDS]> for StepWork {

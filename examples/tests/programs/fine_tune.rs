@@ -130,7 +130,11 @@ fn the_baseline_alone_is_that_of_the_comparison() {
 fn what_does_not_fit_as_trees_is_trained_separately() {
     let folder = setup();
     fn run<'a>(options: &[&'a str]) -> Vec<&'a str> {
-        [&["--token-budget", "25"], options].concat()
+        [
+            &["--token-budget", "25", "--partitioning", "refuse"],
+            options,
+        ]
+        .concat()
     }
     let text = PROGRAM.succeed(
         folder.path(),
