@@ -70,7 +70,7 @@ impl Setup {
     }
 
     /// How steps are packed, as far as all programs agree: packs of the tokens given, or of those of
-    /// the largest tree or [`DEFAULT_BUDGET`].
+    /// the largest tree or 8192.
     ///
     /// # Errors
     /// If a trajectory is invalid or a task too large.

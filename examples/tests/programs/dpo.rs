@@ -107,6 +107,12 @@ fn mistakes_are_explained() {
     fs::write(base.join("pairs.jsonl"), pair).unwrap();
     let pair = pair.replace("t1", "elsewhere");
     fs::write(base.join("elsewhere.jsonl"), pair).unwrap();
+    let itself: String = (0..5)
+        .map(|task| {
+            format!("{{\"task_id\":\"t{task}\",\"chosen\":\"1-20\",\"rejected\":\"1-20\"}}\n")
+        })
+        .collect();
+    fs::write(base.join("itself.jsonl"), itself).unwrap();
     DPO.explains(
         base,
         &[
@@ -114,6 +120,7 @@ fn mistakes_are_explained() {
             (&["--pairs-file", "elsewhere.jsonl"], "no pairs"),
             (&["--pairs-file", "none.jsonl"], "none.jsonl"),
             (&["--pairs-file", "x", "--pairs", "all"], "--pairs"),
+            (&["--pairs-file", "itself.jsonl"], "compared with itself"),
             (&["--margin", "2"], "no pairs"),
             (&["--beta", "0"], "beta is 0"),
             (&["--label-smoothing", "0.7"], "label_smoothing is 0.7"),

@@ -93,6 +93,10 @@ fn run(mut args: Args) -> Result<()> {
     let plans = Plans::new(&setup.data.training, packs, order)?;
     let all = plans.tree.all_packs()?;
     training.check(&all)?;
+    let mut held_out_plan = setup.validation_plan(packs, order)?;
+    if let (Some(objective), Some(plan)) = (&held_out, &held_out_plan) {
+        objective.check(&plan.all_packs()?)?;
+    }
     let schedule = args
         .run
         .steps
@@ -122,18 +126,15 @@ fn run(mut args: Args) -> Result<()> {
     if model_is_reference {
         run.compute_reference(&mut passes, &reference)?;
     }
+    if let Some(plan) = &mut held_out_plan
+        && model_is_reference_of_held_out
+    {
+        let steps = plan.in_steps();
+        compute(LogProbs::Reference, plan, &steps, &reference)?;
+    }
     let validation = match held_out {
         None => None,
-        Some(objective) => {
-            let mut plan = setup.validation_plan(packs, order)?;
-            if let Some(plan) = &mut plan
-                && model_is_reference_of_held_out
-            {
-                let steps = plan.in_steps();
-                compute(LogProbs::Reference, plan, &steps, &reference)?;
-            }
-            Validation::new(plan.as_ref(), objective, &args.validation)?
-        }
+        Some(objective) => Validation::new(held_out_plan.as_ref(), objective, &args.validation)?,
     };
     drop(reference);
 

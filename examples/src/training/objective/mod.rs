@@ -48,6 +48,9 @@ pub trait Objective {
 }
 
 /// The loss of one optimizer step, pack by pack.
+///
+/// A loss cannot fail: options and data are refused before a run begins, by the check of an
+/// objective and by the reader, and what a step carries is what it was packed with.
 pub trait StepLoss {
     /// Whether all packs have to be [collected](StepLoss::collect) before the loss of the first:
     /// where it is made of sums over trajectories that are spread over packs.
