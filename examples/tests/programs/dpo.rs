@@ -12,7 +12,7 @@ fn comparing_shows_the_same_losses_for_fewer_tokens() {
     for (index, options) in [
         &[][..],
         &["--pairs", "all", "--label-smoothing", "0.1"],
-        &["--loss", "ipo", "--beta", "0.5"],
+        &["--loss", "ipo", "--beta", "0.02"],
         &["--model", "hybrid.json", "--pairs", "all"],
         &["--lora-rank", "4"],
         &["--token-budget", "12", "--pairs", "all"],
@@ -27,11 +27,7 @@ fn comparing_shows_the_same_losses_for_fewer_tokens() {
         let (first, last) = (tree(0), tree(8));
         // Other packs than those of the reference: f32 sums in another order.
         assert!(first.metrics["reward_margin"].abs() < 1e-4, "{first:?}");
-        // At this rate IPO's square overshoots its target.
-        assert!(
-            options.contains(&"ipo") || last.loss < first.loss,
-            "{options:?}"
-        );
+        assert!(last.loss < first.loss, "{options:?}");
         assert!(last.metrics["reward_margin"] > 0.0);
         assert_eq!(last.metrics["accuracy"], 1.0, "{options:?} {last:?}");
     }
