@@ -18,7 +18,8 @@ pub struct CalibrationOptions {
     pub pad_to_multiple: usize,
     /// Whether the model has recurrent layers.
     pub recurrent: bool,
-    /// How trees over the budget are packed. Where that is an error, steps of parts are not timed.
+    /// What becomes of trees over the budget. If they are cut in parts that continue each other, steps
+    /// of such parts are timed, too.
     pub partitioning: Partitioning,
     /// About how long the calibration may take, in seconds. Packs are as large as this allows.
     pub seconds: f64,
@@ -162,7 +163,10 @@ pub fn calibrate<E: From<FitError>>(
 }
 
 fn has_parts(options: &CalibrationOptions) -> bool {
-    options.partitioning != Partitioning::Refuse
+    match options.partitioning {
+        Partitioning::Connected | Partitioning::Shared | Partitioning::PerNode => true,
+        Partitioning::Refuse | Partitioning::RepeatedPrefixes => false,
+    }
 }
 
 fn one_path(rows: usize, options: &CalibrationOptions) -> PackedStep {
@@ -239,7 +243,10 @@ fn pack(
 ) -> PackedStep {
     let options = PackOptions {
         pad_to_multiple: options.pad_to_multiple,
-        partitioning: options.partitioning,
+        partitioning: match has_parts(options) {
+            true => Partitioning::Connected,
+            false => Partitioning::Refuse,
+        },
         ..PackOptions::new(budget)
     };
     let forests = forests.expect("the trajectories are valid");
@@ -367,6 +374,31 @@ mod tests {
                 .iter()
                 .map(|step| step.work.rows / step.work.packs);
             assert!(packs.clone().all(|mean| mean <= rows as f64), "{rows}");
+        }
+    }
+
+    /// However trees are cut: the steps of a calibration are made from whole trees, and if there may be
+    /// parts that continue others, from connected parts.
+    #[test]
+    fn every_way_to_cut_trees_is_calibrated() {
+        for partitioning in [
+            Partitioning::Refuse,
+            Partitioning::Connected,
+            Partitioning::Shared,
+            Partitioning::PerNode,
+            Partitioning::RepeatedPrefixes,
+        ] {
+            let options = CalibrationOptions {
+                partitioning,
+                ..options(false, 300)
+            };
+            let calibration = calibrate(&options, |_| Ok::<_, FitError>(1.0)).unwrap();
+            let past_rows = calibration.steps.iter().map(|step| step.work.past_rows);
+            assert_eq!(
+                past_rows.sum::<f64>() > 0.0,
+                has_parts(&options),
+                "{partitioning:?}"
+            );
         }
     }
 
