@@ -13,9 +13,9 @@ type Tampering = fn(&mut PackedStep);
 
 /// Rows 0..3 are the trunk, 3..5 and 5..7 the branches, 7..9 the second tree.
 const TAMPERINGS: [(&str, Tampering); 10] = [
+    // Of the first tree: a second root that is not at 0 is refused, as one that continues a pack.
     ("positions are row numbers", |step| {
-        let layout = &mut step.packs[0].layout;
-        layout.position_ids = (0..layout.len() as u32).collect();
+        step.packs[0].layout.position_ids[5..7].copy_from_slice(&[5, 6]);
     }),
     ("everything before is visible", |step| {
         let layout = &mut step.packs[0].layout;
@@ -40,6 +40,7 @@ const TAMPERINGS: [(&str, Tampering); 10] = [
         columns.weights.pop();
         columns.trajectories.pop();
         columns.token_indices.pop();
+        columns.multiplicities.pop();
     }),
     ("a prediction has another target", |step| {
         step.packs[0].occurrences.targets[0] = 9
