@@ -23,6 +23,24 @@ pub struct Demonstration {
 }
 
 impl Demonstration {
+    /// Samples with rewards for the game of 24: sixteen of each task, some of which solve it.
+    pub const fn of_rewards(program: &'static str, epochs: NonZeroUsize) -> Self {
+        Self {
+            program,
+            file: "data/tokens/tot_game24_cot16.jsonl.gz",
+            tasks: &[
+                "game24_cot/900",
+                "game24_cot/910",
+                "game24_cot/917",
+                "game24_cot/924",
+                "game24_cot/927",
+                "game24_cot/934",
+            ],
+            epochs,
+            tasks_per_step: NonZeroUsize::new(3).unwrap(),
+        }
+    }
+
     /// Fills in data, tasks, epochs and the comparison, if no data are given, and says what was
     /// chosen.
     ///

@@ -24,21 +24,8 @@ use tree_training_examples::training::{settings, summary};
 
 use args::Args;
 
-/// Sixteen samples of each task, some of which solve it.
-const DEMONSTRATION: Demonstration = Demonstration {
-    program: "grpo",
-    file: "data/tokens/tot_game24_cot16.jsonl.gz",
-    tasks: &[
-        "game24_cot/900",
-        "game24_cot/910",
-        "game24_cot/917",
-        "game24_cot/924",
-        "game24_cot/927",
-        "game24_cot/934",
-    ],
-    epochs: NonZeroUsize::new(2).unwrap(),
-    tasks_per_step: NonZeroUsize::new(3).unwrap(),
-};
+const DEMONSTRATION: Demonstration =
+    Demonstration::of_rewards("grpo", NonZeroUsize::new(2).unwrap());
 
 /// If none is given.
 const LEARNING_RATE: f64 = 1e-4;
