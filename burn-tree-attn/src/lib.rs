@@ -40,7 +40,8 @@ pub mod vector {
 
 pub use error::{RopeError, TreeAttentionError, TreeMaskError};
 pub use functions::{
-    RopeConfig, TreeAttentionOptions, rope, tree_attention, try_rope, try_tree_attention,
+    RopeConfig, TreeAttentionOptions, rope, tree_attention, tree_attention_with_past, try_rope,
+    try_tree_attention, try_tree_attention_with_past,
 };
 pub use mask::{KeyIntervals, PastKeys, TreeMask};
 pub use ops::{AttentionImplementation, AttentionSettings, RopeDirection, TreeAttentionOps};

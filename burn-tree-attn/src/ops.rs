@@ -85,6 +85,35 @@ pub trait TreeAttentionOps: Backend {
         )
     }
 
+    /// [`tree_attention`](Self::tree_attention) to past keys and values, followed by the others;
+    /// neither part is empty.
+    #[fusion(default)]
+    fn tree_attention_with_past(
+        query: FloatTensor<Self>,
+        past_key: FloatTensor<Self>,
+        past_value: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        key_start: IntTensor<Self>,
+        key_end: IntTensor<Self>,
+        key_position: IntTensor<Self>,
+        query_position: IntTensor<Self>,
+        visibility: Arc<Visibility>,
+        settings: AttentionSettings,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        Self::tree_attention(
+            query,
+            join::<Self>(past_key, key),
+            join::<Self>(past_value, value),
+            key_start,
+            key_end,
+            key_position,
+            query_position,
+            visibility,
+            settings,
+        )
+    }
+
     /// Gradients of query, key and value from the gradient of the output, given output and
     /// log-sum-exp of the forward pass.
     #[fusion(meta = specs::tree_attention_backward)]
@@ -130,6 +159,11 @@ pub trait TreeAttentionOps: Backend {
     ) -> FloatTensor<Self> {
         generic::rope::<Self>(x, position_ids, theta, rotary_dim, direction)
     }
+}
+
+/// Rows of keys or values `[B, Hkv, _, D]`, the past first.
+pub(crate) fn join<B: Backend>(past: FloatTensor<B>, own: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_cat(vec![past, own], 2)
 }
 
 /// Shapes and dtypes of the outputs, told to Fusion before anything runs.

@@ -4,8 +4,8 @@ mod support;
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_tree_attn::{
-    TreeAttentionError, TreeAttentionOptions, TreeMask, reference, tree_attention,
-    try_tree_attention,
+    KeyIntervals, PastKeys, TreeAttentionError, TreeAttentionOptions, TreeMask, reference,
+    tree_attention, tree_attention_with_past, try_tree_attention, try_tree_attention_with_past,
 };
 use proptest::prelude::*;
 use support::{
@@ -238,6 +238,217 @@ fn gradients_of_single_inputs() {
             0.0
         );
     }
+}
+
+/// Bits of the output, and of the gradients of query, past key, past value, key and value where they
+/// are tracked. Without autodiff if nothing is.
+fn run_with_past(
+    case: &Case,
+    join_before: bool,
+    tracked: [bool; 5],
+    dtype: DType,
+) -> [Option<Vec<u64>>; 6] {
+    let device = device();
+    let mask = case.mask(&device);
+    let [b, n, m] = [mask.batch_size(), mask.n_queries(), mask.n_keys()];
+    let (heads, d, dv) = (case.kv_heads * case.group, case.head_dim, case.value_dim);
+    let tensor = |shape, seed| random(shape, case.seed.wrapping_add(seed), dtype, &device);
+    let autodiff = tracked.contains(&true);
+    let shapes = [
+        [b, heads, n, d],
+        [b, case.kv_heads, m - n, d],
+        [b, case.kv_heads, m - n, dv],
+        [b, case.kv_heads, n, d],
+        [b, case.kv_heads, n, dv],
+    ];
+    let inputs: [Tensor<4>; 5] = std::array::from_fn(|index| {
+        let input = tensor(shapes[index], index as u64);
+        match (autodiff, tracked[index]) {
+            (false, _) => input,
+            (true, false) => Tensor::from_inner(input),
+            (true, true) => Tensor::from_inner(input).require_grad(),
+        }
+    });
+    let options = TreeAttentionOptions {
+        softcap: case.softcap,
+        sliding_window: case.sliding_window,
+        ..Default::default()
+    };
+    let [query, past_key, past_value, key, value] = inputs.clone();
+    let output = match join_before {
+        true => {
+            let key = Tensor::cat(vec![past_key, key], 2);
+            let value = Tensor::cat(vec![past_value, value], 2);
+            tree_attention(query, key, value, &mask, options)
+        }
+        false => {
+            let past = (past_key, past_value);
+            tree_attention_with_past(query, past, key, value, &mask, options)
+        }
+    };
+    let gradients = autodiff.then(|| {
+        let weight = Tensor::from_inner(tensor([b, heads, n, dv], 5));
+        (output.clone() * weight).sum().backward()
+    });
+    let bits = |tensor: Tensor<4>| {
+        let data = tensor.into_data();
+        data.iter::<f64>().map(f64::to_bits).collect::<Vec<_>>()
+    };
+    std::array::from_fn(|index| match index.checked_sub(1) {
+        None => Some(bits(output.clone())),
+        Some(input) => inputs[input].grad(gradients.as_ref()?).map(bits),
+    })
+}
+
+/// Past and own keys give what they give joined, to the last bit, whatever is tracked.
+#[test]
+fn past_keys_equal_joined_ones() {
+    let past = |keys: u32| (0..keys).map(|key| (0.2, 0.7, key)).collect();
+    let mut case = Case {
+        rows: vec![
+            Row {
+                forest: Forest(vec![(None, 30), (Some(0), 7), (Some(0), 9)]),
+                past: past(21),
+            },
+            Row {
+                forest: Forest(vec![(None, 12), (None, 5)]),
+                past: past(3),
+            },
+        ],
+        padding: 2,
+        kv_heads: 2,
+        group: 2,
+        head_dim: 16,
+        value_dim: 24,
+        softcap: None,
+        sliding_window: None,
+        seed: 7,
+    };
+    let single = (0..5).map(|input| std::array::from_fn(|it| it == input));
+    let several = [
+        [false; 5],
+        [true; 5],
+        // A past of constants; only the past.
+        [true, false, false, true, true],
+        [false, true, true, false, false],
+    ];
+    let tracked: Vec<[bool; 5]> = single.chain(several).collect();
+    let dtypes = [DType::F64, DType::F32, DType::BF16];
+    for dtype in dtypes.into_iter().filter(|&it| computes_in(it)) {
+        for (softcap, sliding_window) in [(None, None), (Some(2.0), Some(15))] {
+            (case.softcap, case.sliding_window) = (softcap, sliding_window);
+            for &tracked in &tracked {
+                let ours = run_with_past(&case, false, tracked, dtype);
+                let joined = run_with_past(&case, true, tracked, dtype);
+                assert!(ours == joined, "{dtype:?}, {tracked:?}");
+                let gradients = ours[1..].iter().map(Option::is_some);
+                assert!(gradients.eq(tracked), "{dtype:?}, {tracked:?}");
+            }
+        }
+    }
+}
+
+/// What is joined may be empty on one side.
+#[test]
+fn no_past_and_nothing_but_past() {
+    let device = device();
+    let mask = TreeMask::from_intervals(
+        &[KeyIntervals {
+            key_start: vec![0, 1],
+            key_end: vec![2, 2],
+            key_position: vec![0, 1],
+            query_position: vec![0, 1],
+        }],
+        &device,
+    )
+    .unwrap();
+    let options = TreeAttentionOptions::default();
+    let leaf =
+        |seed| Tensor::from_inner(random([1, 2, 2, 4], seed, DType::F32, &device)).require_grad();
+    let empty = || Tensor::from_inner(Tensor::<4>::zeros([1, 2, 0, 4], &device));
+    let (query, key, value) = (leaf(1), leaf(2), leaf(3));
+    let values = |output: Tensor<4>| {
+        let gradients = output.clone().sum().backward();
+        [&query, &key, &value]
+            .map(|leaf| leaf.grad(&gradients).unwrap())
+            .into_iter()
+            .chain([output.inner()])
+            .map(|tensor| tensor.into_data())
+            .collect::<Vec<_>>()
+    };
+    let (keys, none) = ((key.clone(), value.clone()), (empty(), empty()));
+    let [no_past, only_past] = [(none.clone(), keys.clone()), (keys.clone(), none)]
+        .map(|(past, (k, v))| tree_attention_with_past(query.clone(), past, k, v, &mask, options));
+    let expected = values(tree_attention(
+        query.clone(),
+        keys.0,
+        keys.1,
+        &mask,
+        options,
+    ));
+    assert_eq!(values(no_past), expected);
+    assert_eq!(values(only_past), expected);
+}
+
+#[test]
+fn a_past_that_does_not_fit_is_refused() {
+    let device = device();
+    let past = [PastKeys {
+        start: vec![0; 2],
+        end: vec![3; 2],
+        position: vec![0, 1],
+    }];
+    let layout = Forest(vec![(None, 3)]).layout();
+    let mask = TreeMask::with_past_keys(&[layout], 3, &past, &device).unwrap();
+    let zeros = |shape: [usize; 4]| Tensor::<4>::zeros(shape, &device);
+    let options = TreeAttentionOptions::default();
+    let own = || zeros([1, 2, 3, 4]);
+    let refuse =
+        |past| try_tree_attention_with_past(own(), past, own(), own(), &mask, options).unwrap_err();
+    let shape = [1, 2, 2, 4];
+    for (key, value, text) in [
+        (
+            [2, 2, 2, 4],
+            shape,
+            "past key has batch size 2, expected 1 (of the key)",
+        ),
+        (
+            [1, 1, 2, 4],
+            shape,
+            "past key has head count 1, expected 2 (of the key)",
+        ),
+        (
+            [1, 2, 1, 4],
+            shape,
+            "past and own key has row count 4, expected 5 (of the mask)",
+        ),
+        (
+            [1, 2, 2, 8],
+            shape,
+            "past key has head dimension 8, expected 4 (of the key)",
+        ),
+        (
+            shape,
+            [1, 2, 3, 4],
+            "past value has row count 3, expected 2 (of the past key)",
+        ),
+        (
+            shape,
+            [1, 2, 2, 8],
+            "past value has head dimension 8, expected 4 (of the value)",
+        ),
+    ] {
+        let error = refuse((zeros(key), zeros(value))).to_string();
+        assert!(error.contains(text), "{error}");
+    }
+    assert_eq!(
+        refuse((zeros(shape), zeros(shape).cast(DType::F16))),
+        TreeAttentionError::DType {
+            tensor: "past value",
+            found: DType::F16,
+            expected: DType::F32
+        }
+    );
 }
 
 #[test]

@@ -5,7 +5,10 @@ mod rope;
 mod tree_attention;
 
 pub use rope::{RopeConfig, rope, try_rope};
-pub use tree_attention::{TreeAttentionOptions, tree_attention, try_tree_attention};
+pub use tree_attention::{
+    TreeAttentionOptions, tree_attention, tree_attention_with_past, try_tree_attention,
+    try_tree_attention_with_past,
+};
 
 use burn::tensor::{DType, Device};
 

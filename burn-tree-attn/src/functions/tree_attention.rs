@@ -90,13 +90,86 @@ pub fn try_tree_attention(
     mask: &TreeMask,
     options: TreeAttentionOptions,
 ) -> Result<Tensor<4>, TreeAttentionError> {
-    check_shapes(query.dims(), key.dims(), value.dims(), mask)?;
-    check_tensors(&query, &key, &value, mask)?;
-    let settings = resolve(options, query.dims()[3])?;
-    check_implementation(&query, &key, &value, mask, settings)?;
+    let settings = check(&query, None, [&key, &value], mask, options)?;
+    Ok(attend(query, key, value, mask, settings))
+}
+
+/// [`tree_attention`] of rows that continue others: `past` and own keys (and values) count as one
+/// tensor, the past first.
+///
+/// * `query`: `[B, Hq, N, D]`
+/// * `past`: key `[B, Hkv, P, D]` and value `[B, Hkv, P, Dv]`
+/// * `key`: `[B, Hkv, M - P, D]`
+/// * `value`: `[B, Hkv, M - P, Dv]`
+/// * `mask`: for `B` rows, `N` queries and `M` keys
+///
+/// All else is as with [`tree_attention`], which gives the same bits for the joined tensors; but
+/// these are temporary, in the forward and in the backward pass: nothing keeps a copy of the past
+/// between the two.
+///
+/// # Panics
+/// With the text of the error if [`try_tree_attention_with_past`] refuses the arguments.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_tree_attn::{
+///     KeyIntervals, TreeAttentionOptions, TreeMask, tree_attention_with_past,
+/// };
+///
+/// let device = Device::flex();
+/// // Two prompt tokens were computed before; rows 0 and 1 are two answers to them.
+/// let tree = KeyIntervals {
+///     key_start: vec![0, 0, 0, 1],
+///     key_end: vec![2, 2, 1, 2],
+///     key_position: vec![0, 1, 2, 2],
+///     query_position: vec![2, 2],
+/// };
+/// let mask = TreeMask::from_intervals(&[tree], &device)?;
+/// let random = |heads| Tensor::<4>::random([1, heads, 2, 8], Distribution::Default, &device);
+/// let options = TreeAttentionOptions::default();
+/// let past = (random(2), random(2));
+/// let output = tree_attention_with_past(random(4), past, random(2), random(2), &mask, options);
+/// assert_eq!(output.dims(), [1, 4, 2, 8]);
+/// # Ok::<(), burn_tree_attn::TreeMaskError>(())
+/// ```
+pub fn tree_attention_with_past(
+    query: Tensor<4>,
+    past: (Tensor<4>, Tensor<4>),
+    key: Tensor<4>,
+    value: Tensor<4>,
+    mask: &TreeMask,
+    options: TreeAttentionOptions,
+) -> Tensor<4> {
+    try_tree_attention_with_past(query, past, key, value, mask, options)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// As [`tree_attention_with_past`], with an error for arguments that do not fit.
+///
+/// # Errors
+/// As [`try_tree_attention`], and if the past differs from key and value in more than its length.
+pub fn try_tree_attention_with_past(
+    query: Tensor<4>,
+    (past_key, past_value): (Tensor<4>, Tensor<4>),
+    key: Tensor<4>,
+    value: Tensor<4>,
+    mask: &TreeMask,
+    options: TreeAttentionOptions,
+) -> Result<Tensor<4>, TreeAttentionError> {
+    let past = [&past_key, &past_value];
+    let settings = check(&query, Some(past), [&key, &value], mask, options)?;
+    // Backends do not join empty tensors.
+    match [past_key.dims()[2], key.dims()[2]] {
+        [0, _] => return Ok(attend(query, key, value, mask, settings)),
+        [_, 0] => return Ok(attend(query, past_key, past_value, mask, settings)),
+        _ => {}
+    }
     let tensors = mask.tensors();
-    let (output, _log_sum_exp) = <Dispatch as TreeAttentionOps>::tree_attention(
+    let (output, _log_sum_exp) = <Dispatch as TreeAttentionOps>::tree_attention_with_past(
         query.into_dispatch(),
+        past_key.into_dispatch(),
+        past_value.into_dispatch(),
         key.into_dispatch(),
         value.into_dispatch(),
         tensors.key_start.into_dispatch(),
@@ -109,10 +182,53 @@ pub fn try_tree_attention(
     Ok(Tensor::from_dispatch(output))
 }
 
+fn attend(
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    mask: &TreeMask,
+    settings: AttentionSettings,
+) -> Tensor<4> {
+    let tensors = mask.tensors();
+    let (output, _log_sum_exp) = <Dispatch as TreeAttentionOps>::tree_attention(
+        query.into_dispatch(),
+        key.into_dispatch(),
+        value.into_dispatch(),
+        tensors.key_start.into_dispatch(),
+        tensors.key_end.into_dispatch(),
+        tensors.key_position.into_dispatch(),
+        tensors.query_position.into_dispatch(),
+        mask.visibility().clone(),
+        settings,
+    );
+    Tensor::from_dispatch(output)
+}
+
+/// Refuses what does not fit; `past` and `own` are keys and values.
+fn check(
+    query: &Tensor<4>,
+    past: Option<[&Tensor<4>; 2]>,
+    own: [&Tensor<4>; 2],
+    mask: &TreeMask,
+    options: TreeAttentionOptions,
+) -> Result<AttentionSettings, TreeAttentionError> {
+    let dims = own.map(|tensor| tensor.dims());
+    let past_dims = past.map(|past| past.map(|tensor| tensor.dims()));
+    check_shapes(query.dims(), past_dims, dims, mask)?;
+    let past = past.into_iter().flatten().zip(["past key", "past value"]);
+    let tensors: Vec<_> = past.chain(own.into_iter().zip(["key", "value"])).collect();
+    check_tensors(query, &tensors, mask)?;
+    let settings = resolve(options, query.dims()[3])?;
+    let [key, value] = dims.map(|[batch, heads, _, width]| [batch, heads, mask.n_keys(), width]);
+    let tracked = tensors.iter().any(|(tensor, _)| tensor.is_autodiff());
+    check_implementation(query, key, value, tracked, mask, settings)?;
+    Ok(settings)
+}
+
 fn check_shapes(
     query: [usize; 4],
-    key: [usize; 4],
-    value: [usize; 4],
+    past: Option<[[usize; 4]; 2]>,
+    [key, value]: [[usize; 4]; 2],
     mask: &TreeMask,
 ) -> Result<(), TreeAttentionError> {
     let expect = |tensor, dimension, found, expected, reason| {
@@ -133,11 +249,28 @@ fn check_shapes(
     expect("query", "batch size", batch, mask.batch_size(), of_mask)?;
     expect("query", "row count", queries, mask.n_queries(), of_mask)?;
     expect("key", "batch size", key[0], batch, of_query)?;
-    expect("key", "row count", key[2], mask.n_keys(), of_mask)?;
+    let (keys, rows) = match past {
+        None => ("key", key[2]),
+        Some([past, _]) => ("past and own key", past[2] + key[2]),
+    };
+    expect(keys, "row count", rows, mask.n_keys(), of_mask)?;
     expect("key", "head dimension", key[3], head_dim, of_query)?;
     expect("value", "batch size", value[0], batch, of_query)?;
     expect("value", "head count", value[1], key[1], of_key)?;
     expect("value", "row count", value[2], key[2], of_key)?;
+    if let Some([past_key, past_value]) = past {
+        for (tensor, past, own, reason) in [
+            ("past key", past_key, key, of_key),
+            ("past value", past_value, value, "of the value"),
+        ] {
+            expect(tensor, "batch size", past[0], own[0], reason)?;
+            expect(tensor, "head count", past[1], own[1], reason)?;
+            expect(tensor, "head dimension", past[3], own[3], reason)?;
+        }
+        let [expected, found] = [past_key[2], past_value[2]];
+        let of_past_key = "of the past key";
+        expect("past value", "row count", found, expected, of_past_key)?;
+    }
     if key[1] == 0 || query_heads == 0 || !query_heads.is_multiple_of(key[1]) {
         return Err(TreeAttentionError::Heads {
             query_heads,
@@ -154,15 +287,14 @@ fn check_shapes(
 
 fn check_tensors(
     query: &Tensor<4>,
-    key: &Tensor<4>,
-    value: &Tensor<4>,
+    tensors: &[(&Tensor<4>, &'static str)],
     mask: &TreeMask,
 ) -> Result<(), TreeAttentionError> {
     let (dtype, device) = (query.dtype(), query.device());
     if !is_supported(dtype) {
         return Err(TreeAttentionError::UnsupportedDType { found: dtype });
     }
-    for (tensor, other) in [("key", key), ("value", value)] {
+    for &(other, tensor) in tensors {
         if other.dtype() != dtype {
             let found = other.dtype();
             return Err(TreeAttentionError::DType {
@@ -172,12 +304,8 @@ fn check_tensors(
             });
         }
     }
-    let devices = [
-        ("key", key.device()),
-        ("value", value.device()),
-        ("mask", mask.device().clone()),
-    ];
-    for (argument, other) in devices {
+    let devices = tensors.iter().map(|&(other, name)| (other.device(), name));
+    for (other, argument) in devices.chain([(mask.device().clone(), "mask")]) {
         if !same_device(&other, &device) {
             return Err(TreeAttentionError::Device {
                 argument,
@@ -193,8 +321,9 @@ fn check_tensors(
 #[cfg_attr(not(feature = "cubecl-backend"), allow(unused_variables))]
 fn check_implementation(
     query: &Tensor<4>,
-    key: &Tensor<4>,
-    value: &Tensor<4>,
+    key: [usize; 4],
+    value: [usize; 4],
+    tracked: bool,
     mask: &TreeMask,
     settings: AttentionSettings,
 ) -> Result<(), TreeAttentionError> {
@@ -208,8 +337,8 @@ fn check_implementation(
     match device.as_dispatch() {
         #[cfg(feature = "cubecl-backend")]
         DispatchDevice::Cube(device) => {
-            let dims = Dims::of_shapes(query.dims(), key.dims(), value.dims());
-            let with_backward = [query, key, value].iter().any(|it| it.is_autodiff());
+            let dims = Dims::of_shapes(query.dims(), key, value);
+            let with_backward = tracked || query.is_autodiff();
             attention::check(
                 device,
                 query.dtype(),

@@ -3,7 +3,9 @@
 use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::{Tensor, activation::sigmoid};
-use burn_tree_attn::{RopeConfig, TreeAttentionOptions, rope, tree_attention};
+use burn_tree_attn::{
+    RopeConfig, TreeAttentionOptions, rope, tree_attention, tree_attention_with_past,
+};
 use burn_tree_train::{BlockContext, BlockPast};
 
 use super::norm::RmsNorm;
@@ -121,22 +123,20 @@ impl Attention {
         let value = heads(self.v_proj.forward(x), self.head_dim).swap_dims(1, 2);
         let query = rotate(query.swap_dims(1, 2));
         let key = rotate(key.swap_dims(1, 2));
-        let (keys, values) = match past {
-            None => (key.clone(), value.clone()),
-            Some(BlockPast::Attention {
-                key: past_key,
-                value: past_value,
-            }) => (
-                Tensor::cat(vec![past_key.clone(), key.clone()], 2),
-                Tensor::cat(vec![past_value.clone(), value.clone()], 2),
-            ),
-            Some(BlockPast::Recurrent { .. }) => panic!("attention continues from keys and values"),
-        };
         let options = TreeAttentionOptions {
             sliding_window: self.sliding_window,
             ..Default::default()
         };
-        let attended = tree_attention(query, keys, values, &context.mask, options).swap_dims(1, 2);
+        let (own_key, own_value) = (key.clone(), value.clone());
+        let attended = match past {
+            None => tree_attention(query, own_key, own_value, &context.mask, options),
+            Some(BlockPast::Attention { key, value }) => {
+                let past = (key.clone(), value.clone());
+                tree_attention_with_past(query, past, own_key, own_value, &context.mask, options)
+            }
+            Some(BlockPast::Recurrent { .. }) => panic!("attention continues from keys and values"),
+        };
+        let attended = attended.swap_dims(1, 2);
         let attended = match gate {
             Some(gate) => attended * sigmoid(gate),
             None => attended,
