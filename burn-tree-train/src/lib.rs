@@ -8,6 +8,7 @@
 #![cfg_attr(any(feature = "tch", feature = "ndarray"), allow(deprecated))]
 
 mod backends;
+mod device_failure;
 pub mod gather_rows;
 pub mod grouped_linear;
 pub mod lm_head;
@@ -28,6 +29,7 @@ mod step_bound;
 mod step_time;
 pub mod swiglu;
 
+pub use device_failure::check_device;
 pub use gather_rows::{GatherPlan, gather_rows};
 pub use grouped_linear::grouped_linear;
 pub use lm_head::{
@@ -45,7 +47,8 @@ pub use sharing::{
     FormCost, MemoryLimit, NeitherFits, SharingChoice, SharingGate, TaskForm, Unfit,
 };
 pub use step::{
-    RouterLoss, StepError, StepOptions, step_forward, step_gradients, step_router_load,
+    RouterLoss, StepError, StepOptions, step_forward, step_gradients, step_index_memory,
+    step_router_load,
 };
 pub use step_bound::{ModelCost, StepBound, StepCounts};
 pub use step_time::{

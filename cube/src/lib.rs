@@ -13,6 +13,7 @@ mod columns;
 mod launch;
 mod lists;
 pub mod matrix;
+mod probe;
 mod row_layout;
 mod rows;
 #[cfg(feature = "cuda")]
@@ -22,5 +23,6 @@ pub use activation::*;
 pub use columns::*;
 pub use launch::*;
 pub use lists::*;
+pub use probe::{probe, probed, take_failure};
 pub use row_layout::*;
 pub use rows::*;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn_cubecl::CubeBackend;
+use tree_training_cube::{probe, probed};
 
 use crate::TreeAttentionOps;
 use crate::generic;
@@ -28,7 +29,7 @@ impl TreeAttentionOps for CubeBackend {
         if let Some(implementation) = implementation(&query, &key, &value, settings) {
             let inputs = [query.clone(), key.clone(), value.clone()];
             match attention::forward(implementation, inputs, &visibility, settings) {
-                Ok(results) => return results,
+                Ok(results) => return probed(results),
                 Err(reason) => fall_back(reason, settings),
             }
         }
@@ -71,7 +72,11 @@ impl TreeAttentionOps for CubeBackend {
                 settings,
             );
             match gradients {
-                Ok(gradients) => return gradients,
+                Ok(gradients) => {
+                    // The kernel of queries' gradients is another.
+                    probe(&gradients.1);
+                    return probed(gradients);
+                }
                 Err(reason) => fall_back(reason, settings),
             }
         }

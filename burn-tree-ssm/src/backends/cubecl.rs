@@ -8,7 +8,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
-use tree_training_cube::has_kernels;
+use tree_training_cube::{has_kernels, probed};
 
 use crate::causal_conv1d::{self, ConvolutionSettings};
 use crate::gated_delta_rule::kernels::{self, Dims, Implementation};
@@ -54,7 +54,7 @@ macro_rules! kernel_if {
         match $check {
             Ok(()) => {
                 announce($pass, "kernel");
-                $module::kernel::$function($($argument),*)
+                probed($module::kernel::$function($($argument),*))
             }
             Err(reason) => {
                 fall_back($op, &reason);
@@ -87,7 +87,7 @@ impl TreeSsmOps for CubeBackend {
         match implementation(&inputs, &recurrence, settings) {
             Some(implementation) => {
                 let it = kernels::forward(implementation, inputs, &recurrence, settings.scale);
-                (it.output, it.states, it.inverse)
+                probed((it.output, it.states, it.inverse))
             }
             None => {
                 kernels::launched("generic", "forward");
@@ -138,7 +138,7 @@ impl TreeSsmOps for CubeBackend {
                     settings.scale,
                 );
                 let gates = (it.log_decay, it.beta, it.initial_states);
-                (it.query, it.key, it.value, gates.0, gates.1, gates.2)
+                probed((it.query, it.key, it.value, gates.0, gates.1, gates.2))
             }
             None => {
                 kernels::launched("generic", "backward");

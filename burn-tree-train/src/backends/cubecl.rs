@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn_cubecl::CubeBackend;
-use tree_training_cube::has_kernels;
+use tree_training_cube::{has_kernels, probed};
 
 use crate::gather_rows::{self, GatherPlan};
 use crate::lm_head::{self, EntropyOutput, HeadGradients, LmHeadPlan};
@@ -22,7 +22,7 @@ macro_rules! kernel_if {
     ($has_kernel:expr, $op:literal, $module:ident :: $function:ident ($($kernel:expr),*), generic($($generic:expr),*)) => {
         if $has_kernel {
             announce($op, "kernel");
-            $module::kernel::$function($($kernel),*)
+            probed($module::kernel::$function($($kernel),*))
         } else {
             announce($op, "primitives");
             $module::generic::$function::<Self>($($generic),*)

@@ -1,5 +1,7 @@
 //! Which rows are gathered, and in which order their gradients are summed.
 
+use tree_pack::IndexMemory;
+
 /// Host-side plan of a gather: `output[i] = x[indices[i]]`, together with the fixed order in which
 /// the gradient of a row that is read several times is summed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +65,17 @@ impl GatherPlan {
             #[cfg(feature = "cubecl-backend")]
             device_sums: Default::default(),
         })
+    }
+
+    /// Bytes of the lists on the host, and of the indices as a device has them. The lists of a backward
+    /// pass on a device are not counted.
+    pub(crate) fn index_memory(&self) -> IndexMemory {
+        let lists = [&self.indices, &self.read_starts, &self.reads];
+        let bytes = lists.map(|list| size_of_val(list.as_slice()));
+        IndexMemory {
+            host_bytes: bytes.iter().sum::<usize>() as u64,
+            device_bytes: bytes[0] as u64,
+        }
     }
 
     /// Number of rows gathered from.

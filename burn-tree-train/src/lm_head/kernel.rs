@@ -19,7 +19,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use tree_training_cube::{
     DeviceCache, DeviceList, RowGroups, address_type, contiguous, cubes, elem, empty, has_kernels,
-    plane_width, row_max, row_sum, units_per_cube, vector_size,
+    plane_width, probe, row_max, row_sum, units_per_cube, vector_size,
 };
 
 use super::{EntropyOutput, HeadGradients, LmHeadPlan};
@@ -511,6 +511,8 @@ impl<'a> Head<'a> {
 
 /// Burn's product, with sums and result in `dtype` whatever the factors' dtype.
 fn product(lhs: CubeTensor, rhs: CubeTensor, dtype: DType) -> CubeTensor {
+    probe(&lhs);
+    probe(&rhs);
     matmul(lhs, rhs, None, MatmulStrategy::default(), dtype)
         .unwrap_or_else(|error| panic!("matrix product of the language-model head: {error:?}"))
 }

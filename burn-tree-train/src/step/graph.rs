@@ -15,9 +15,9 @@ pub(super) struct Graph {
     inputs: PackInputs,
     loss: Tensor<1>,
     /// What each block continues from: leaves.
-    past: Vec<BlockRows<Tensor<2>>>,
+    past: Vec<BlockRows<Tensor<4>>>,
     /// What each block leaves; empty without descendants.
-    left: Vec<BlockRows<Tensor<2>>>,
+    left: Vec<BlockRows<Tensor<4>>>,
 }
 
 impl Graph {
@@ -36,7 +36,7 @@ impl Graph {
                 .past
                 .gather(&step.shelf, block)
                 .map(Rows::into_leaves);
-            past.push(rows.as_ref().map(|rows| rows.matrix.clone()));
+            past.push(rows.as_ref().map(|rows| rows.tensor.clone()));
             let (y, outputs) = model.block(block, x, context, past_of(rows).as_ref());
             x = y;
             if let (Some(options), Some(router)) = (&step.options.router_loss, &outputs.router) {
@@ -44,7 +44,7 @@ impl Graph {
             }
             if let Some(rows) = &inputs.kept_rows {
                 let rows = left_by(outputs, rows);
-                left.push(rows.as_ref().map(|rows| rows.matrix.clone()));
+                left.push(rows.as_ref().map(|rows| rows.tensor.clone()));
                 // The graph holds them on the device anyway.
                 kept.push(rows.try_map(|rows| Kept::new(rows, Place::Device))?);
             }

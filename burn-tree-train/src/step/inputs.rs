@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Int, Tensor};
-use tree_pack::{OccurrenceBatch, Pack, TreeBatch};
+use tree_pack::{IndexMemory, OccurrenceBatch, Pack, TreeBatch};
 
 use super::StepError;
 use super::kept::{Kept, PastSources, Place, Shelf};
@@ -27,6 +27,8 @@ pub(super) struct PackInputs {
     pub(super) past: PastSources,
     /// The rows whose keys and values descendants see, out of `N`; `None` without descendants.
     pub(super) kept_rows: Option<Arc<GatherPlan>>,
+    /// Of the batch.
+    batch_memory: IndexMemory,
 }
 
 impl PackInputs {
@@ -62,6 +64,7 @@ impl PackInputs {
         };
         Ok(Self {
             index,
+            batch_memory: batch.index_memory(),
             tokens: batch.tokens,
             context,
             occurrences: batch.occurrences,
@@ -69,6 +72,15 @@ impl PackInputs {
             past: PastSources::new(&past.keys, past.states.as_ref(), rows_left, device),
             kept_rows,
         })
+    }
+
+    /// Bytes of everything that says how rows hang together, as far as it has been made.
+    pub(super) fn index_memory(&self) -> IndexMemory {
+        let kept = self.kept_rows.as_deref().map(GatherPlan::index_memory);
+        self.batch_memory
+            + self.context.index_memory()
+            + self.past.index_memory()
+            + kept.unwrap_or_default()
     }
 
     /// The log-probabilities of the pack's occurrences, from what the last block returns.
@@ -115,7 +127,7 @@ impl PackInputs {
 
 /// Sums of products of what a block leaves with the gradients that arrived for it.
 pub(super) fn injections(
-    left: BlockRows<Tensor<2>>,
+    left: BlockRows<Tensor<4>>,
     kept: &mut BlockRows<Kept>,
     device: &Device,
 ) -> Vec<Tensor<1>> {

@@ -3,9 +3,10 @@
 
 use burn::backend::ExecutionError;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use tree_pack::IndexMemory;
 
 use super::plan::PastRows;
-use super::rows::{BlockRows, Rows};
+use super::rows::{BlockRows, ROW_DIM, Rows};
 use crate::precision::at_least_f32;
 
 /// Where tensors wait.
@@ -27,7 +28,17 @@ impl<const D: usize> Stored<D> {
         let tensor = tensor.inner();
         Ok(match place {
             Place::Device => Self::Device(tensor),
-            Place::Host => Self::Host(tensor.try_into_data()?),
+            Place::Host => {
+                // A copy: what CubeCL returns is not read before it is looked at, and holds its place on the
+                // device until it is dropped.
+                let data = tensor.try_into_data()?;
+                let bytes = data.as_bytes().to_vec();
+                Self::Host(TensorData::from_bytes_vec(
+                    bytes,
+                    data.shape().clone(),
+                    data.dtype(),
+                ))
+            }
         })
     }
 
@@ -55,28 +66,28 @@ impl<const D: usize> Stored<D> {
 /// Rows of one tensor of a block that descendants continue from.
 #[derive(Debug)]
 pub(super) struct Kept {
-    matrix: Stored<2>,
+    tensor: Stored<4>,
     features: Vec<usize>,
-    gradient: Option<Stored<2>>,
+    gradient: Option<Stored<4>>,
 }
 
 impl Kept {
     pub(super) fn new(rows: Rows, place: Place) -> Result<Self, ExecutionError> {
         Ok(Self {
-            matrix: Stored::new(rows.matrix, place)?,
+            tensor: Stored::new(rows.tensor, place)?,
             features: rows.features,
             gradient: None,
         })
     }
 
     /// The sum of the gradients of all descendants, in at least f32; `None` if none arrived.
-    pub(super) fn take_gradient(&mut self, device: &Device) -> Option<Tensor<2>> {
+    pub(super) fn take_gradient(&mut self, device: &Device) -> Option<Tensor<4>> {
         self.gradient.take().map(|gradient| gradient.take(device))
     }
 
     fn add_gradient(
         &mut self,
-        gradient: Tensor<2>,
+        gradient: Tensor<4>,
         place: Place,
         device: &Device,
     ) -> Result<(), ExecutionError> {
@@ -138,22 +149,24 @@ impl Selection {
         }
     }
 
-    fn gather(&self, rows: Tensor<2>) -> Tensor<2> {
+    fn gather(&self, rows: Tensor<4>) -> Tensor<4> {
         match &self.indices {
             None => rows,
-            Some(indices) => rows.select(0, indices.selected.clone()),
+            Some(indices) => rows.select(ROW_DIM, indices.selected.clone()),
         }
     }
 
     /// The gradient of all rows that the pack leaves: zeros where none is selected. A gather, so
     /// that nothing is added twice to one place.
-    fn scatter(&self, gradient: Tensor<2>) -> Tensor<2> {
+    fn scatter(&self, gradient: Tensor<4>) -> Tensor<4> {
         match &self.indices {
             None => gradient,
             Some(indices) => {
-                let [_, width] = gradient.dims();
-                let zeros = Tensor::zeros([1, width], (&gradient.device(), gradient.dtype()));
-                Tensor::cat(vec![gradient, zeros], 0).select(0, indices.places.clone())
+                let [_, heads, _, width] = gradient.dims();
+                let device = (&gradient.device(), gradient.dtype());
+                let zeros = Tensor::zeros([1, heads, 1, width], device);
+                let padded = Tensor::cat(vec![gradient, zeros], ROW_DIM);
+                padded.select(ROW_DIM, indices.places.clone())
             }
         }
     }
@@ -193,6 +206,14 @@ impl Shelf {
     }
 }
 
+/// All rows in one tensor; Burn would copy a single one, too.
+fn joined(mut parts: Vec<Tensor<4>>) -> Tensor<4> {
+    match parts.len() {
+        1 => parts.remove(0),
+        _ => Tensor::cat(parts, ROW_DIM),
+    }
+}
+
 /// Where the past of a pack comes from, on the device.
 pub(super) struct PastSources {
     /// Of keys and values.
@@ -219,13 +240,26 @@ impl PastSources {
         }
     }
 
+    /// Bytes of the indices.
+    pub(super) fn index_memory(&self) -> IndexMemory {
+        let selections = self.keys.iter().chain(&self.states);
+        let tensors = selections
+            .filter_map(|selection| selection.indices.as_ref())
+            .flat_map(|indices| [&indices.selected, &indices.places]);
+        let bytes = tensors.map(|tensor| tensor.shape().num_elements() * tensor.dtype().size());
+        IndexMemory {
+            host_bytes: 0,
+            device_bytes: bytes.sum::<usize>() as u64,
+        }
+    }
+
     /// What block `block` continues from, without autodiff.
     pub(super) fn gather(&self, shelf: &Shelf, block: usize) -> BlockRows<Rows> {
         let Some(states) = &self.states else {
             return BlockRows::Nothing;
         };
         let load =
-            |kept: &Kept, selection: &Selection| selection.gather(kept.matrix.load(&shelf.device));
+            |kept: &Kept, selection: &Selection| selection.gather(kept.tensor.load(&shelf.device));
         match shelf.block(states.pack, block) {
             BlockRows::Nothing => BlockRows::Nothing,
             BlockRows::Recurrent {
@@ -233,7 +267,7 @@ impl PastSources {
                 conv_tails,
             } => {
                 let rows = |kept: &Kept| Rows {
-                    matrix: load(kept, states),
+                    tensor: load(kept, states),
                     features: kept.features.clone(),
                 };
                 BlockRows::Recurrent {
@@ -253,7 +287,7 @@ impl PastSources {
                     values.push(load(value, selection));
                 }
                 let rows = |kept: &Kept, parts| Rows {
-                    matrix: Tensor::cat(parts, 0),
+                    tensor: joined(parts),
                     features: kept.features.clone(),
                 };
                 BlockRows::Attention {
@@ -270,10 +304,10 @@ impl PastSources {
         &self,
         shelf: &mut Shelf,
         block: usize,
-        gradients: BlockRows<Option<Tensor<2>>>,
+        gradients: BlockRows<Option<Tensor<4>>>,
     ) -> Result<(), ExecutionError> {
         let (place, device) = (shelf.gradients, shelf.device.clone());
-        let mut add = |selection: &Selection, index: usize, gradient: Tensor<2>| {
+        let mut add = |selection: &Selection, index: usize, gradient: Tensor<4>| {
             let blocks = shelf.packs[selection.pack].as_mut();
             let kept = &mut blocks.expect("a pack is left after its descendants")[block];
             let kept = kept.as_mut().into_vec().swap_remove(index);
@@ -289,7 +323,11 @@ impl PastSources {
                 let mut start = 0;
                 for selection in &self.keys {
                     let end = start + selection.len;
-                    add(selection, index, gradient.clone().slice_dim(0, start..end))?;
+                    add(
+                        selection,
+                        index,
+                        gradient.clone().slice_dim(ROW_DIM, start..end),
+                    )?;
                     start = end;
                 }
             } else if let Some(states) = &self.states {
@@ -304,12 +342,12 @@ impl PastSources {
 mod tests {
     use super::*;
 
-    fn rows(values: &[f32], dtype: DType) -> Tensor<2> {
-        let data = TensorData::new(values.to_vec(), [values.len(), 1]);
+    fn rows(values: &[f32], dtype: DType) -> Tensor<4> {
+        let data = TensorData::new(values.to_vec(), [1, 1, values.len(), 1]);
         Tensor::from_data(data, (&Device::flex(), dtype))
     }
 
-    fn read(tensor: Tensor<2>) -> Vec<f32> {
+    fn read(tensor: Tensor<4>) -> Vec<f32> {
         tensor.into_data().iter::<f32>().collect()
     }
 
@@ -317,7 +355,7 @@ mod tests {
     fn shelf(place: Place) -> Shelf {
         let kept = |values: &[f32]| {
             let rows = Rows {
-                matrix: rows(values, DType::BF16),
+                tensor: rows(values, DType::BF16),
                 features: vec![1, 1],
             };
             Kept::new(rows, place).unwrap()
@@ -345,7 +383,7 @@ mod tests {
         for place in [Place::Device, Place::Host] {
             let gathered = sources(&[0, 2])
                 .gather(&shelf(place), 0)
-                .map(|rows| read(rows.matrix));
+                .map(|rows| read(rows.tensor));
             assert_eq!(gathered.into_vec(), [vec![1.0, 3.0], vec![4.0, 6.0]]);
         }
     }

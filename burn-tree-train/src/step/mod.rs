@@ -23,7 +23,7 @@ mod rows;
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor};
-use tree_pack::{OccurrenceBatch, Pack};
+use tree_pack::{IndexMemory, OccurrenceBatch, Pack};
 
 use self::graph::Graph;
 use self::inputs::PackInputs;
@@ -98,6 +98,9 @@ impl<F: FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> Tensor<1>> LossOf for F
 /// pack, the log-probabilities of its occurrences and the occurrences themselves, and returns the
 /// part of the step's loss that comes from them, `[1]`, with the denominator of the whole step. It is
 /// called once per pack; packs that continue a pack follow it, depth-first.
+///
+/// A device without enough memory need not fail here: ask [`check_device`](crate::check_device) before the
+/// gradients are used.
 ///
 /// Model and `device` have autodiff. Each pack is a batch of one row. The gradients are those that
 /// the packs would have if nothing had been cut, up to rounding, and the same in every run on
@@ -277,6 +280,22 @@ pub fn step_router_load<M: Module + TreeModel>(
     };
     forward_blocks(model, packs, options, device, count, |_, _, _| Ok(()))?;
     Ok(load)
+}
+
+/// Bytes of masks, plans and indices of each pack of one optimizer step, those on the device and the
+/// lists on the host that they were made from, after a forward pass without gradients. Kernels make
+/// more when the backward pass first runs: a second plan of attention, and lists for the sums of gathered rows.
+///
+/// # Errors
+/// As [`step_gradients`].
+pub fn step_index_memory<M: Module + TreeModel>(
+    model: &M,
+    packs: &[Pack],
+    options: &StepOptions,
+    device: &Device,
+) -> Result<Vec<IndexMemory>, StepError> {
+    let memory = |_: &M, _, inputs: &PackInputs| Ok(inputs.index_memory());
+    forward_blocks(model, packs, options, device, |_, _| (), memory)
 }
 
 /// Whether it is known how many trajectories pass through each row.

@@ -134,7 +134,7 @@ impl<M: Module + TreeModel> Step<'_, M> {
             .past
             .gather(&self.shelf, block)
             .map(Rows::into_leaves);
-        let leaves = rows.as_ref().map(|rows| rows.matrix.clone());
+        let leaves = rows.as_ref().map(|rows| rows.tensor.clone());
         let context = match routing {
             Some(experts) => &inputs.context.clone().with_routing(block, experts),
             None => &inputs.context,
@@ -150,7 +150,7 @@ impl<M: Module + TreeModel> Step<'_, M> {
             parts.push((y * gradient).sum());
         }
         if let Some(rows) = &inputs.kept_rows {
-            let left = left_by(outputs, rows).map(|rows| rows.matrix);
+            let left = left_by(outputs, rows).map(|rows| rows.tensor);
             parts.extend(injections(left, &mut kept, &self.inner_device));
         }
         let Some(objective) = objective(parts) else {

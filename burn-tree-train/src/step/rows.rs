@@ -1,4 +1,4 @@
-//! What a block leaves for its rows' descendants, as matrices with one row per tree row.
+//! What a block leaves for its rows' descendants.
 
 use std::sync::Arc;
 
@@ -74,26 +74,35 @@ impl<T> BlockRows<T> {
     }
 }
 
-/// A matrix `[rows, width]`, and the sizes of which `width` is the product.
+/// Rows of a tensor, `[1, heads, rows, width]` as attention has them: so keys and values wait as they are,
+/// not as copies. States are rows of one head.
 #[derive(Clone, Debug)]
 pub(super) struct Rows {
-    pub(super) matrix: Tensor<2>,
+    pub(super) tensor: Tensor<4>,
+    /// Of states, the sizes of which the width is the product.
     pub(super) features: Vec<usize>,
 }
+
+/// The dimension of [`Rows::tensor`] that counts rows.
+pub(super) const ROW_DIM: usize = 2;
 
 impl Rows {
     /// From `[1, H, N, D]`.
     fn of_heads(tensor: Tensor<4>, plan: &Arc<GatherPlan>) -> Self {
         let [_, heads, rows, width] = tensor.dims();
-        let matrix = tensor.swap_dims(1, 2).reshape([rows, heads * width]);
+        let kept = plan.indices().len();
         // Rows are distinct and ascend.
-        let all = plan.indices().len() == rows;
+        let tensor = match kept == rows {
+            true => tensor,
+            false => {
+                let matrix = tensor.swap_dims(1, 2).reshape([rows, heads * width]);
+                let matrix = gather_rows(matrix, plan);
+                matrix.reshape([1, kept, heads, width]).swap_dims(1, 2)
+            }
+        };
         Self {
-            matrix: match all {
-                true => matrix,
-                false => gather_rows(matrix, plan),
-            },
-            features: vec![heads, width],
+            tensor,
+            features: Vec::new(),
         }
     }
 
@@ -102,7 +111,7 @@ impl Rows {
         let dims = tensor.dims();
         let features = dims[1..].to_vec();
         Self {
-            matrix: tensor.reshape([dims[0], features.iter().product()]),
+            tensor: tensor.reshape([1, 1, dims[0], features.iter().product()]),
             features,
         }
     }
@@ -110,9 +119,9 @@ impl Rows {
     /// The same without autodiff, or as constants of the autodiff backend.
     pub(super) fn with_autodiff(self, autodiff: bool) -> Self {
         Self {
-            matrix: match autodiff {
-                true => self.matrix.autodiff(),
-                false => self.matrix,
+            tensor: match autodiff {
+                true => self.tensor.autodiff(),
+                false => self.tensor,
             },
             ..self
         }
@@ -121,23 +130,16 @@ impl Rows {
     /// The same as leaves of a graph.
     pub(super) fn into_leaves(self) -> Self {
         Self {
-            matrix: self.matrix.autodiff().require_grad(),
+            tensor: self.tensor.autodiff().require_grad(),
             ..self
         }
     }
 
-    /// Back to `[1, H, P, D]`.
-    fn into_heads(self) -> Tensor<4> {
-        let [rows, _] = self.matrix.dims();
-        let [heads, width] = [self.features[0], self.features[1]];
-        self.matrix.reshape([1, rows, heads, width]).swap_dims(1, 2)
-    }
-
     /// Back to `[G, ...]`.
     fn into_slots<const D: usize>(self) -> Tensor<D> {
-        let [slots, _] = self.matrix.dims();
+        let slots = self.tensor.dims()[ROW_DIM];
         let dims: Vec<usize> = [slots].into_iter().chain(self.features).collect();
-        self.matrix
+        self.tensor
             .reshape(<[usize; D]>::try_from(dims).expect("dimensions as they were"))
     }
 }
@@ -169,8 +171,8 @@ pub(super) fn left_by(outputs: BlockOutputs, plan: &Arc<GatherPlan>) -> BlockRow
 pub(super) fn past_of(rows: BlockRows<Rows>) -> Option<BlockPast> {
     match rows {
         BlockRows::Attention { key, value } => Some(BlockPast::Attention {
-            key: key.into_heads(),
-            value: value.into_heads(),
+            key: key.tensor,
+            value: value.tensor,
         }),
         BlockRows::Recurrent { states, conv_tails } => Some(BlockPast::Recurrent {
             states: states.into_slots(),

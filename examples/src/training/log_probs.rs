@@ -1,9 +1,10 @@
 //! Log-probabilities of recorded tokens under a model, computed on the packs of a plan without
 //! gradients and kept with the data.
 
+use burn::backend::ExecutionError;
 use burn::module::Module;
 use burn::tensor::Tensor;
-use burn_tree_train::TreeModel;
+use burn_tree_train::{StepError, TreeModel, check_device};
 use serde::Serialize;
 use tree_pack::{PackedStep, Trajectory};
 
@@ -25,7 +26,7 @@ pub enum LogProbs {
 /// packs are those of the steps, so that a step that follows computes the very same numbers.
 ///
 /// # Errors
-/// [`PassError`] if the tasks cannot be packed, or their packs contradict each other.
+/// [`PassError`] if the tasks cannot be packed, their packs contradict each other, or the device fails.
 pub fn compute<M: Module + TreeModel>(
     which: LogProbs,
     plan: &mut StepPlan,
@@ -37,7 +38,8 @@ pub fn compute<M: Module + TreeModel>(
         let step = plan.packs_of_every_token(tasks)?;
         let log_probs =
             optimizer_step::log_probs(&worker, &step.packs, &trainer.options, &trainer.device)?;
-        set(which, plan, &step, log_probs);
+        set(which, plan, &step, log_probs).map_err(StepError::Device)?;
+        check_device(&trainer.device).map_err(StepError::Device)?;
     }
     Ok(())
 }
@@ -105,7 +107,12 @@ impl LogProbs {
 }
 
 /// Distributes the log-probabilities of the occurrences of every pack to the trajectories.
-fn set(which: LogProbs, plan: &mut StepPlan, step: &PackedStep, log_probs: Vec<Tensor<1>>) {
+fn set(
+    which: LogProbs,
+    plan: &mut StepPlan,
+    step: &PackedStep,
+    log_probs: Vec<Tensor<1>>,
+) -> Result<(), ExecutionError> {
     let trajectories = plan.trajectories_mut();
     let mut columns: Vec<Vec<f32>> = step
         .trajectories
@@ -118,7 +125,7 @@ fn set(which: LogProbs, plan: &mut StepPlan, step: &PackedStep, log_probs: Vec<T
             .trajectories
             .iter()
             .zip(&occurrences.token_indices);
-        let log_probs = log_probs.into_data();
+        let log_probs = log_probs.try_into_data()?;
         for ((&trajectory, &token), log_prob) in places.zip(log_probs.iter::<f32>()) {
             // Entry t belongs to token t + 1.
             columns[trajectory as usize][token as usize - 1] = log_prob;
@@ -131,4 +138,5 @@ fn set(which: LogProbs, plan: &mut StepPlan, step: &PackedStep, log_probs: Vec<T
             LogProbs::Reference => trajectory.ref_log_probs = Some(column),
         }
     }
+    Ok(())
 }

@@ -2,12 +2,14 @@
 
 use std::time::Instant;
 
-use burn::module::Module;
+use burn::backend::ExecutionError;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_tree_train::{
-    EntropyOutput, LmHeadOptions, StepOptions, TreeModel, shadow, step_forward, step_gradients,
+    EntropyOutput, LmHeadOptions, StepOptions, TreeModel, check_device, shadow, step_forward,
+    step_gradients,
 };
 use thiserror::Error;
 use tree_pack::{Pack, PackedStep};
@@ -124,27 +126,48 @@ impl<M: Module + TreeModel> Trainer<M> {
         // break. If the numbers turn out not to be finite, the step is taken back.
         let before = (self.model.clone(), self.optimizer.clone());
         let norm = self.update(gradients, learning_rate);
-        let loss = sum_on_host(losses);
-        let gradient_norm = norm.map_or(0.0, |norm| norm.into_scalar::<f64>());
-        if !loss.is_finite() || !gradient_norm.is_finite() {
-            (self.model, self.optimizer) = before;
-            return Err(StepError::NotFinite {
-                loss,
-                gradient_norm,
-            });
-        }
-        if let Err(error) = self.device.sync() {
-            (self.model, self.optimizer) = before;
-            return Err(StepError::Device {
-                reason: error.to_string(),
-            });
-        }
+        let read = self.read(losses, norm);
+        let (loss, gradient_norm) = match read {
+            Ok((loss, norm)) if loss.is_finite() && norm.is_finite() => (loss, norm),
+            failed => {
+                (self.model, self.optimizer) = before;
+                return Err(match failed {
+                    Ok((loss, gradient_norm)) => StepError::NotFinite {
+                        loss,
+                        gradient_norm,
+                    },
+                    Err(error) => StepError::Device {
+                        reason: error.to_string(),
+                    },
+                });
+            }
+        };
         Ok(StepOutcome {
             loss,
             metrics: loss_of_step.metrics(),
             gradient_norm,
             seconds: start.elapsed().as_secs_f64(),
         })
+    }
+
+    /// Loss and norm of a step, once everything has been computed, the new parameters too.
+    fn read(
+        &self,
+        losses: Vec<Tensor<1>>,
+        norm: Option<Tensor<1>>,
+    ) -> Result<(f64, f64), ExecutionError> {
+        let device = check_device(&self.device);
+        let loss = sum_on_host(losses)?;
+        let norm = match norm {
+            Some(norm) => norm.try_into_data()?.convert::<f64>().iter::<f64>().sum(),
+            None => 0.0,
+        };
+        device?;
+        // One number of each: what could not be computed cannot be read.
+        let mut samples = Samples(Vec::new());
+        self.model.visit(&mut samples);
+        sum_on_host(samples.0)?;
+        Ok((loss, norm))
     }
 
     /// Loss of packs without gradients, in the dtypes of a step, and what the objective measures on
@@ -168,7 +191,9 @@ impl<M: Module + TreeModel> Trainer<M> {
             &self.device,
             |_, log_probs, occurrences| loss.of_pack(log_probs, occurrences),
         )?;
-        Ok((sum_on_host(losses), loss.metrics()))
+        let loss_sum = sum_on_host(losses)?;
+        check_device(&self.device)?;
+        Ok((loss_sum, loss.metrics()))
     }
 
     /// Clips the gradients and updates the parameters; returns the norm before clipping, `[1]`.
@@ -232,13 +257,23 @@ fn without_entropy(options: &StepOptions) -> StepOptions {
     }
 }
 
-/// The sum of losses of one element each, read in one transfer.
-fn sum_on_host(losses: Vec<Tensor<1>>) -> f64 {
-    if losses.is_empty() {
-        return 0.0;
+/// The first number of each parameter.
+struct Samples(Vec<Tensor<1>>);
+
+impl ModuleVisitor for Samples {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let numbers = param.val().inner().flatten::<1>(0, D - 1);
+        self.0.push(numbers.slice([0..1]).cast(FloatDType::F32));
     }
-    let losses = Tensor::cat(losses, 0).into_data().convert::<f64>();
-    losses.iter::<f64>().sum()
+}
+
+/// The sum of tensors of one element each, read in one transfer.
+fn sum_on_host(numbers: Vec<Tensor<1>>) -> Result<f64, ExecutionError> {
+    if numbers.is_empty() {
+        return Ok(0.0);
+    }
+    let numbers = Tensor::cat(numbers, 0).try_into_data()?.convert::<f64>();
+    Ok(numbers.iter::<f64>().sum())
 }
 
 #[cfg(test)]
@@ -298,7 +333,8 @@ mod tests {
         };
         let (losses_of_one, gradients_of_one) = gradients(&one);
         let (losses_of_four, gradients_of_four) = gradients(&four);
-        let [loss_of_one, loss_of_four] = [losses_of_one, losses_of_four].map(sum_on_host);
+        let [loss_of_one, loss_of_four] =
+            [losses_of_one, losses_of_four].map(|losses| sum_on_host(losses).unwrap());
         // Sums in f32 in another order.
         assert!((loss_of_one - loss_of_four).abs() < 1e-6 * loss_of_one);
         let norms = [&gradients_of_one, &gradients_of_four].map(|gradients| {

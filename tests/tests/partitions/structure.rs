@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use burn::tensor::DType;
-use tree_pack::{Aggregation, Objective, Pack, PackedStep, Partitioning, Trajectory};
+use burn_tree_train::{BlockContext, StepOptions, TreeModel, step_index_memory};
+use tree_pack::{Aggregation, Objective, Pack, PackedStep, Partitioning, Trajectory, TreeBatch};
 use tree_training_tests::device::{autodiff_device, supports_f64};
 use tree_training_tests::equality::bars;
 use tree_training_tests::models::{
@@ -188,5 +189,35 @@ fn parts_without_predictions() {
             budget,
             Partitioning::Connected,
         );
+    }
+}
+
+/// What a part needs to know of its ancestors counts, and a whole tree needs what its batch does.
+#[test]
+fn indices_of_parts_are_counted() {
+    let device = autodiff_device();
+    let tokens: Vec<u32> = (1..=24).collect();
+    let trajectories = [trajectory(&tokens)];
+    let (objective, aggregation) = (Objective::PerOccurrence, Aggregation::SepAvg);
+    for config in [dense_config(VOCABULARY), hybrid_config(VOCABULARY)] {
+        let model = random_model(&config, 5, DType::F32, &device);
+        let memory = |budget| {
+            let cut = Cut::new(budget, Partitioning::Connected);
+            let packed = cut.pack(&trajectories, objective, aggregation);
+            let options = StepOptions::default();
+            let memory = step_index_memory(&model, &packed.packs, &options, &device).unwrap();
+            (packed.packs, memory)
+        };
+        let (packs, whole) = memory(24);
+        let batch = TreeBatch::new(&packs, &device);
+        let context = BlockContext::new(&batch);
+        drop(model.hidden_states(batch.tokens.clone(), &context));
+        assert_eq!(whole, [batch.index_memory() + context.index_memory()]);
+        let (_, parts) = memory(8);
+        assert_eq!(parts.len(), 3);
+        // The keys of the first part, then of the first two; the last leaves nothing.
+        assert!(parts[1].host_bytes > parts[0].host_bytes);
+        assert!(parts[1].device_bytes > parts[0].device_bytes);
+        assert!(parts[2].device_bytes < whole[0].device_bytes);
     }
 }

@@ -1,0 +1,119 @@
+//! A device that fails somewhere in a step, as one without enough memory does: nothing that depends on
+//! what failed can be read, so that no step is made of it.
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{DType, Tensor};
+use burn_tree_train::{StepOptions, check_device};
+use tree_pack::{Aggregation, Objective, Partitioning, Trajectory};
+use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
+use tree_training_examples::training::adamw::{AdamWOptions, adamw};
+use tree_training_examples::training::objective::Supervised;
+use tree_training_examples::training::optimizer_step::{Precision, Trainer};
+use tree_training_tests::device::autodiff_device;
+use tree_training_tests::models::random_model;
+use tree_training_tests::partition::Cut;
+
+const VOCABULARY: usize = 40;
+
+const ADAMW: AdamWOptions = AdamWOptions {
+    beta1: 0.9,
+    beta2: 0.95,
+    epsilon: 1e-8,
+    weight_decay: 0.1,
+};
+
+/// Makes one parameter a tensor that its device could not compute: a slice of 4 TiB.
+struct Fail {
+    /// The number of the parameter.
+    index: usize,
+    seen: usize,
+    /// Its shape.
+    failed: Option<Vec<usize>>,
+}
+
+impl ModuleMapper for Fail {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.seen += 1;
+        if self.seen != self.index + 1 {
+            return param;
+        }
+        let (id, tensor, mapper) = param.consume();
+        self.failed = Some(tensor.dims().to_vec());
+        let (device, dtype) = (tensor.device().inner(), tensor.dtype());
+        let whole = Tensor::<2>::empty([tensor.shape().num_elements(), 1 << 30], (&device, dtype));
+        let failed = whole.slice_dim(1, 7..8).reshape(tensor.dims());
+        let tensor = Tensor::from_inner(failed).require_grad();
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}
+
+fn config(name: &str) -> Qwen3Config {
+    let small = Qwen3Config::named(name, VOCABULARY).unwrap();
+    Qwen3Config {
+        // What kernels from matrix instructions take.
+        head_dim: 64,
+        rotary_dim: 64,
+        // A hybrid model has attention in every fourth.
+        num_hidden_layers: if name == "tiny-hybrid" { 4 } else { 2 },
+        ..small
+    }
+}
+
+#[test]
+fn no_step_is_made_of_what_a_device_could_not_compute() {
+    let device = autodiff_device();
+    if !tree_training_devices::is_cubecl() {
+        println!("skipped: a process that has no memory left ends");
+        return;
+    }
+    let trunk: Vec<u32> = (1..20).collect();
+    let branches = [[21, 22, 23, 24], [31, 32, 33, 34]];
+    let trajectories = branches.map(|branch| {
+        let tokens = [&trunk[..], &branch].concat();
+        let trained = vec![true; tokens.len()];
+        Trajectory::new("task", "rollout", tokens, trained)
+    });
+    let (objective, aggregation) = (Objective::PerOccurrence, Aggregation::SepAvg);
+    let cut = Cut::new(19, Partitioning::Connected);
+    let packed = cut.pack(&trajectories, objective, aggregation);
+    let mut silent = Vec::new();
+    for name in ["tiny", "tiny-hybrid"] {
+        for dtype in [DType::F32, DType::BF16] {
+            if !tree_training_devices::computes_in(dtype) {
+                continue;
+            }
+            let healthy: Qwen3 = random_model(&config(name), 5, DType::F32, &device);
+            for index in 0.. {
+                let mut fail = Fail {
+                    index,
+                    seen: 0,
+                    failed: None,
+                };
+                let model = healthy.clone().map(&mut fail);
+                let Some(shape) = fail.failed else { break };
+                let mut trainer = Trainer {
+                    optimizer: adamw(&model, &ADAMW, &device),
+                    model,
+                    max_gradient_norm: Some(1.0),
+                    precision: Precision {
+                        blocks: dtype.into(),
+                        head: dtype.into(),
+                    },
+                    options: StepOptions {
+                        recompute: index % 2 == 1,
+                        ..StepOptions::default()
+                    },
+                    device: device.clone(),
+                };
+                if let Ok(outcome) = trainer.step(&packed, &Supervised, 1e-3.into()) {
+                    let loss = outcome.loss;
+                    silent.push(format!(
+                        "{name} {dtype:?} parameter {index} {shape:?}: {loss}"
+                    ));
+                }
+            }
+        }
+    }
+    assert!(silent.is_empty(), "{}", silent.join("\n"));
+    check_device(&device).expect("a failure is told once");
+}
