@@ -305,13 +305,15 @@ fn other_shapes_compile_no_other_kernels() {
         }
         let _alone = LAUNCHES.write();
         let launched = |packs: &[Case]| {
+            let call = |pack| direct::Call::new(pack, dtype, implementation, &device);
+            let calls: Vec<_> = packs.iter().map(call).collect();
             let collection = LaunchedKernels::new();
-            for pack in packs {
-                for result in direct::attend(pack, dtype, implementation, &device) {
-                    direct::values(result).unwrap();
-                }
+            let results: Vec<_> = calls.into_iter().map(direct::Call::run).collect();
+            let launched = collection.finish();
+            for result in results.into_iter().flatten() {
+                direct::values(result).unwrap();
             }
-            collection.finish()
+            launched
         };
         let one = case(vec![(None, 70), (Some(0), 9)], (dim, dim));
         let fifty: Vec<Case> = (1..=50usize)

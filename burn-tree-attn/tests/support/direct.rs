@@ -1,11 +1,14 @@
 //! Operations of a CubeCL device called without Fusion and autodiff.
 
+use std::sync::Arc;
+
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::{DispatchDevice, ExecutionError};
 use burn::tensor::{DType, Device, TensorData};
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeBackend, CubeDevice};
-use burn_tree_attn::{AttentionImplementation, AttentionSettings, TreeAttentionOps};
+use burn_tree_attn::{AttentionImplementation, AttentionSettings, TreeAttentionOps, Visibility};
 
 use super::Case;
 
@@ -35,55 +38,81 @@ pub fn values(tensor: CubeTensor) -> Result<Vec<f64>, ExecutionError> {
     Ok(data.iter::<f64>().collect())
 }
 
-/// Output, log-sum-exp, and gradients of query, key and value.
-pub fn attend(
-    case: &Case,
-    dtype: DType,
-    implementation: AttentionImplementation,
-    device: &CubeDevice,
-) -> [CubeTensor; 5] {
-    let mask = case.mask(&Device::new(device.clone()));
-    let [b, n, m] = [mask.batch_size(), mask.n_queries(), mask.n_keys()];
-    let (heads, d, dv) = (case.kv_heads * case.group, case.head_dim, case.value_dim);
-    let visibility = mask.visibility();
-    let key_start = integers(visibility.key_start(), b, device);
-    let key_end = integers(visibility.key_end(), b, device);
-    let key_position = integers(visibility.key_position(), b, device);
-    let query_position = integers(visibility.query_position(), b, device);
-    let settings = AttentionSettings {
-        scale: 0.25,
-        softcap: case.softcap,
-        sliding_window: case.sliding_window,
-        implementation,
-    };
-    let random = |shape, seed| random(shape, case.seed ^ seed, dtype, device);
-    let query = random([b, heads, n, d], 1);
-    let key = random([b, case.kv_heads, m, d], 2);
-    let value = random([b, case.kv_heads, m, dv], 3);
-    let (output, log_sum_exp) = CubeBackend::tree_attention(
-        query.clone(),
-        key.clone(),
-        value.clone(),
-        key_start.clone(),
-        key_end.clone(),
-        key_position.clone(),
-        query_position.clone(),
-        visibility.clone(),
-        settings,
-    );
-    let gradients = CubeBackend::tree_attention_backward(
-        random([b, heads, n, dv], 4),
-        query,
-        key,
-        value,
-        output.clone(),
-        log_sum_exp.clone(),
-        key_start,
-        key_end,
-        key_position,
-        query_position,
-        visibility.clone(),
-        settings,
-    );
-    [output, log_sum_exp, gradients.0, gradients.1, gradients.2]
+/// A call and its inputs, on the device and contiguous: what lays them out so (CUDA pads the rows of
+/// some uploads) is no part of the operation.
+pub struct Call {
+    query: CubeTensor,
+    key: CubeTensor,
+    value: CubeTensor,
+    output_gradient: CubeTensor,
+    /// Starts and ends of keys' intervals, positions of keys and queries.
+    mask: [CubeTensor; 4],
+    visibility: Arc<Visibility>,
+    settings: AttentionSettings,
+}
+
+impl Call {
+    pub fn new(
+        case: &Case,
+        dtype: DType,
+        implementation: AttentionImplementation,
+        device: &CubeDevice,
+    ) -> Self {
+        let mask = case.mask(&Device::new(device.clone()));
+        let [b, n, m] = [mask.batch_size(), mask.n_queries(), mask.n_keys()];
+        let (heads, d, dv) = (case.kv_heads * case.group, case.head_dim, case.value_dim);
+        let visibility = mask.visibility();
+        let arrays = [
+            visibility.key_start(),
+            visibility.key_end(),
+            visibility.key_position(),
+            visibility.query_position(),
+        ];
+        let random = |shape, seed| into_contiguous(random(shape, case.seed ^ seed, dtype, device));
+        Self {
+            query: random([b, heads, n, d], 1),
+            key: random([b, case.kv_heads, m, d], 2),
+            value: random([b, case.kv_heads, m, dv], 3),
+            output_gradient: random([b, heads, n, dv], 4),
+            mask: arrays.map(|array| integers(array, b, device)),
+            visibility: visibility.clone(),
+            settings: AttentionSettings {
+                scale: 0.25,
+                softcap: case.softcap,
+                sliding_window: case.sliding_window,
+                implementation,
+            },
+        }
+    }
+
+    /// Output, log-sum-exp, and gradients of query, key and value.
+    pub fn run(self) -> [CubeTensor; 5] {
+        let [key_start, key_end, key_position, query_position] = self.mask;
+        let (output, log_sum_exp) = CubeBackend::tree_attention(
+            self.query.clone(),
+            self.key.clone(),
+            self.value.clone(),
+            key_start.clone(),
+            key_end.clone(),
+            key_position.clone(),
+            query_position.clone(),
+            self.visibility.clone(),
+            self.settings,
+        );
+        let gradients = CubeBackend::tree_attention_backward(
+            self.output_gradient,
+            self.query,
+            self.key,
+            self.value,
+            output.clone(),
+            log_sum_exp.clone(),
+            key_start,
+            key_end,
+            key_position,
+            query_position,
+            self.visibility,
+            self.settings,
+        );
+        [output, log_sum_exp, gradients.0, gradients.1, gradients.2]
+    }
 }

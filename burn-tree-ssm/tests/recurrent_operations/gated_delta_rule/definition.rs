@@ -20,6 +20,16 @@ fn tolerances(dtype: DType) -> (f64, f64) {
     }
 }
 
+/// `bar`, but for what is made of Burn's f32 products on CUDA: these round their factors to the 10 bits of
+/// TF32.
+pub fn bar_of(implementation: GatedDeltaRuleImplementation, dtype: DType, bar: f64) -> f64 {
+    let in_tf32 = tree_training_devices::name_from_environment().starts_with("cuda");
+    match in_tf32 && implementation == Generic && dtype == DType::F32 {
+        true => 3e-3,
+        false => bar,
+    }
+}
+
 fn check(
     batch: &Batch,
     heads: Heads,
@@ -35,7 +45,8 @@ fn check(
     let inputs = Inputs::random(&recurrence, heads, decay, seed).rounded(dtype);
     let found = inputs.found(&device(), dtype, implementation);
     let (forward, backward) = tolerances(dtype);
-    found.assert_close(&inputs.expected(), forward, backward);
+    let bar = |bar| bar_of(implementation, dtype, bar);
+    found.assert_close(&inputs.expected(), bar(forward), bar(backward));
     found.assert_zero_padding(&recurrence);
 }
 

@@ -5,6 +5,7 @@ use burn_tree_ssm::GatedDeltaRuleImplementation::{Automatic, Generic};
 use burn_tree_ssm::TreeRecurrence;
 
 use super::HEADS;
+use super::definition::bar_of;
 use crate::delta_rule::{Inputs, Results, SLOW, STRONG};
 use crate::support::{Forest, computes_in, device, reference_device, values};
 
@@ -230,7 +231,8 @@ fn a_reset_starts_a_new_sequence() {
             inputs.expected().assert_close(&expected, 1e-14, 1e-14);
             for implementation in [Automatic, Generic] {
                 let found = inputs.found(&device(), dtype, implementation);
-                found.assert_close(&expected, forward, backward);
+                let bar = |bar| bar_of(implementation, dtype, bar);
+                found.assert_close(&expected, bar(forward), bar(backward));
             }
         }
     }
@@ -280,7 +282,8 @@ fn products_of_siblings_may_overflow() {
     }
     .rounded(DType::F32);
     let found = inputs.found(&device(), DType::F32, Generic);
-    found.assert_close(&inputs.expected(), 1e-5, 2e-5);
+    let bar = |bar| bar_of(Generic, DType::F32, bar);
+    found.assert_close(&inputs.expected(), bar(1e-5), bar(2e-5));
 }
 
 /// Rows of zeros, as a masked token gives them.

@@ -138,10 +138,12 @@ fn parts_are_the_channels_of_the_whole() {
         let split = inputs.found_split(parts, DType::F32);
         for (found, expected) in split.bytes().into_iter().zip(whole.bytes()) {
             // Units share rows in another way where parts have few channels, which changes the
-            // order in which gradients of weights are summed.
-            match found.0 == "gradient of the weight" {
-                true => split.assert_close(&whole, 0.0, 1e-6),
-                false => assert!(found == expected, "{} with parts {parts:?}", found.0),
+            // order in which gradients of weights are summed; CUDA's compiler contracts products and
+            // sums as it likes in each kernel.
+            let is_fixed = !tree_training_devices::name_from_environment().starts_with("cuda");
+            match found.0 != "gradient of the weight" && is_fixed {
+                true => assert!(found == expected, "{} with parts {parts:?}", found.0),
+                false => split.assert_close(&whole, if is_fixed { 0.0 } else { 1e-6 }, 1e-6),
             }
         }
     }
