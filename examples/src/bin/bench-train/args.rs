@@ -3,9 +3,9 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use burn::tensor::FloatDType;
 use clap::{Parser, ValueEnum};
 use tree_pack::Partitioning;
+use tree_training_examples::training::options::ComputeDtype;
 
 /// Times optimizer steps on trees against the same steps on separate trajectories, with a model of
 /// random weights.
@@ -26,11 +26,11 @@ pub struct Args {
     #[arg(long, default_value_t = 151_936)]
     pub vocab: usize,
     /// Dtype of the blocks in the forward and backward pass; norms stay f32.
-    #[arg(long, value_enum, default_value_t = Dtype::F32)]
-    pub dtype: Dtype,
+    #[arg(long, value_enum, default_value_t = ComputeDtype::F32)]
+    pub dtype: ComputeDtype,
     /// Dtype of embedding and head in the forward and backward pass.
-    #[arg(long, value_enum, default_value_t = Dtype::F32)]
-    pub head_dtype: Dtype,
+    #[arg(long, value_enum, default_value_t = ComputeDtype::F32)]
+    pub head_dtype: ComputeDtype,
     /// Rows projected on the vocabulary at a time.
     #[arg(long, value_name = "ROWS")]
     pub head_chunk_rows: Option<NonZeroUsize>,
@@ -107,25 +107,6 @@ impl From<Parts> for Partitioning {
             Parts::Shared => Self::Shared,
             Parts::PerNode => Self::PerNode,
             Parts::RepeatedPrefixes => Self::RepeatedPrefixes,
-        }
-    }
-}
-
-/// Dtype of a computation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Dtype {
-    /// 32-bit floats.
-    F32,
-    /// bfloat16.
-    Bf16,
-}
-
-impl Dtype {
-    /// The dtype of tensors.
-    pub fn float(self) -> FloatDType {
-        match self {
-            Self::F32 => FloatDType::F32,
-            Self::Bf16 => FloatDType::BF16,
         }
     }
 }

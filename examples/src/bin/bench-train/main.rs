@@ -63,8 +63,8 @@ fn run(args: &Args) -> Result<()> {
         model,
         max_gradient_norm: Some(1.0),
         precision: Precision {
-            blocks: args.dtype.float(),
-            head: args.head_dtype.float(),
+            blocks: args.dtype.dtype(),
+            head: args.head_dtype.dtype(),
         },
         options: StepOptions {
             head: LmHeadOptions {
@@ -174,7 +174,7 @@ fn rates(
         products: ProductTimes::measure(
             config,
             [rows, head_rows],
-            [args.dtype.float(), args.head_dtype.float()],
+            [args.dtype.dtype(), args.head_dtype.dtype()],
             &trainer.device.clone().inner(),
             repetitions,
         ),

@@ -6,9 +6,9 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use burn_tree_attn::TreeMask;
 use burn_tree_ssm::TreeRecurrence;
-use burn_tree_train::{BlockContext, ModelCost, StepBound, StepCounts, StepWork, TreeModel};
+use burn_tree_train::{ModelCost, StepBound, StepCounts, StepWork, TreeModel, step_index_memory};
 use serde::Serialize;
-use tree_pack::{IndexMemory, Pack, PackedStep, TreeBatch, TreeLayout};
+use tree_pack::{Pack, PackedStep, TreeLayout};
 use tree_training_examples::benchmark::attention::{AttentionInputs, Heads};
 use tree_training_examples::benchmark::delta_rule::{DeltaRuleHeads, DeltaRuleInputs};
 use tree_training_examples::benchmark::products::ProductTimes;
@@ -43,8 +43,8 @@ pub struct Measured {
     pub predicted_seconds: Option<f64>,
     /// Rows of earlier packs that packs continue from.
     pub past_rows: u64,
-    /// Bytes of masks, plans and indices of the largest pack, in the forward pass; not known of parts.
-    pub index_bytes: Option<u64>,
+    /// Bytes of masks, plans and indices of the pack that has most of them, in the forward pass.
+    pub index_bytes: u64,
     /// All timed steps.
     pub samples: Vec<f64>,
     /// What the matrix products take at the rate measured for each of them alone.
@@ -193,8 +193,7 @@ fn measure<M: Module + TreeModel>(
             .filter_map(|pack| pack.gateway.as_ref())
             .map(|gateway| gateway.past_keys() as u64)
             .sum(),
-        index_bytes: index_memory(&trainer.model.valid(), largest_pack(step), &device)
-            .map(|memory| memory.host_bytes + memory.device_bytes),
+        index_bytes: largest_index_memory(step, trainer)?,
         tokens: counts.tokens,
         visible_pairs: counts.visible_pairs,
         projected_rows: counts.projected_rows,
@@ -209,16 +208,18 @@ fn measure<M: Module + TreeModel>(
     })
 }
 
-/// Bytes of masks, plans and indices that the forward pass over a pack makes; `None` for a part, which
-/// is not a batch of its own.
-fn index_memory<M: TreeModel>(model: &M, pack: &Pack, device: &Device) -> Option<IndexMemory> {
-    if pack.gateway.is_some() {
-        return None;
-    }
-    let batch = TreeBatch::new(std::slice::from_ref(pack), device);
-    let context = BlockContext::new(&batch);
-    drop(model.hidden_states(batch.tokens.clone(), &context));
-    Some(batch.index_memory() + context.index_memory())
+/// Bytes of masks, plans and indices of the pack that has most of them.
+fn largest_index_memory<M: Module + TreeModel>(
+    step: &PackedStep,
+    trainer: &Trainer<M>,
+) -> Result<u64> {
+    let Trainer {
+        options, device, ..
+    } = trainer;
+    let model = trainer.precision.shadow(&trainer.model);
+    let memory = step_index_memory(&model, &step.packs, options, device)?;
+    let bytes = memory.iter().map(|it| it.host_bytes + it.device_bytes);
+    Ok(bytes.max().unwrap_or(0))
 }
 
 fn largest_pack(step: &PackedStep) -> &Pack {

@@ -162,9 +162,7 @@ fn form_row(name: &str, form: &str, measured: &Measured) -> Vec<String> {
             .reserved_bytes
             .map_or_else(|| "-".to_owned(), format_bytes),
         grouped(measured.past_rows),
-        measured
-            .index_bytes
-            .map_or_else(|| "-".to_owned(), format_bytes),
+        format_bytes(measured.index_bytes),
         measured.predicted_seconds.map_or_else(
             || "-".to_owned(),
             |seconds| {

@@ -5,6 +5,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use tree_training_examples::training::memory::format_bytes;
+use tree_training_examples::training::options::ComputeDtype;
 use tree_training_examples::training::report::table;
 
 use crate::step::{Outcome, Shape};
@@ -21,6 +22,9 @@ pub struct Options {
     /// Its token ids.
     #[arg(long, default_value_t = 4096)]
     vocab: usize,
+    /// Dtype of the forward and backward pass.
+    #[arg(long, value_enum, default_value_t = ComputeDtype::F32)]
+    dtype: ComputeDtype,
     /// Tokens of a pack.
     #[arg(long, default_value_t = 2048)]
     rows: usize,
@@ -43,35 +47,50 @@ pub fn print(options: &Options) -> Result<()> {
     let mut lines = Vec::new();
     for recompute in [false, true] {
         for (name, shape, parts, rows) in steps {
-            let outcome = in_a_process(options, shape, parts, rows, recompute)?;
-            let taken = outcome.peak_bytes - outcome.before_bytes;
-            let deviation = outcome.estimate as f64 / taken as f64 - 1.0;
-            lines.push(vec![
+            let blocks = if recompute { "computed again" } else { "kept" };
+            let outcome = in_a_process(options, shape, parts, rows, recompute);
+            let mut line = vec![
                 name.to_owned(),
-                outcome.packs.to_string(),
+                parts.to_string(),
                 rows.to_string(),
-                if recompute { "computed again" } else { "kept" }.to_owned(),
-                format_bytes(taken),
-                format_bytes(outcome.estimate),
-                format!("{:+.0} %", 100.0 * deviation),
-                format!("{:.2} s", outcome.seconds),
-            ]);
+                blocks.to_owned(),
+            ];
+            match outcome {
+                Ok(outcome) => line.extend(cells(&outcome)),
+                Err(error) => line.push(format!("{error:#}")),
+            }
+            lines.push(line);
             // What has been measured is seen at once.
             println!("{}", lines.last().expect("just pushed").join("  "));
         }
     }
     let header = [
         "step",
-        "packs",
-        "tokens of a pack",
+        "parts",
+        "tokens of a part",
         "blocks",
         "measured",
         "estimate",
         "deviation",
-        "time",
+        "activations",
+        "reserved",
+        "passes",
     ];
     println!("{}", table(&header, lines));
     Ok(())
+}
+
+fn cells(outcome: &Outcome) -> Vec<String> {
+    let deviation = outcome.estimate as f64 / outcome.peak_bytes as f64 - 1.0;
+    let or_dash = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), format_bytes);
+    vec![
+        format_bytes(outcome.peak_bytes),
+        format_bytes(outcome.estimate),
+        format!("{:+.0} %", 100.0 * deviation),
+        or_dash(outcome.activation_bytes),
+        or_dash(outcome.reserved_bytes),
+        format!("{:.2} s", outcome.seconds),
+    ]
 }
 
 /// The most memory a process has held is never less than before: every step gets one of its own.
@@ -92,6 +111,11 @@ fn in_a_process(
         &options.model,
     ]);
     command.args(["--vocab", &options.vocab.to_string()]);
+    let dtype = options
+        .dtype
+        .to_possible_value()
+        .expect("no value is hidden");
+    command.args(["--dtype", dtype.get_name()]);
     command.args(["--shape", shape.get_name(), "--parts", &parts.to_string()]);
     command.args(["--rows", &rows.to_string()]);
     if recompute {
@@ -100,8 +124,8 @@ fn in_a_process(
     let output = command.output()?;
     ensure!(
         output.status.success(),
-        "{command:?} failed: {}",
-        String::from_utf8_lossy(&output.stderr)
+        "{}",
+        String::from_utf8_lossy(&output.stderr).trim()
     );
     serde_json::from_slice(&output.stdout).with_context(|| format!("output of {command:?}"))
 }

@@ -1,20 +1,26 @@
 //! A training step of a known shape, and the memory that it takes.
 
 use std::num::NonZeroUsize;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use burn::tensor::FloatDType;
-use burn_tree_train::{LmHeadOptions, StepOptions};
+use burn_tree_train::{StepOptions, TokenLogProbs, check_device, sft_loss, step_gradients};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
-use tree_pack::{PackOptions, PackedStep, Partitioning, Trajectory, build_forests, pack_step};
+use tree_pack::{
+    OccurrenceBatch, PackOptions, PackedStep, Partitioning, Trajectory, build_forests, pack_step,
+};
 use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
 use tree_training_examples::training::adamw::{AdamWOptions, adamw};
 use tree_training_examples::training::cost::ModelSize;
 use tree_training_examples::training::device::device_by_name;
-use tree_training_examples::training::memory::{MemoryEstimate, RunSize, StepSize, peak_memory};
+use tree_training_examples::training::memory::{
+    BytesInUse, MemoryEstimate, RunSize, StepSize, bytes_in_use, peak_memory,
+};
 use tree_training_examples::training::objective::Supervised;
 use tree_training_examples::training::optimizer_step::{Precision, Trainer};
+use tree_training_examples::training::options::ComputeDtype;
 
 const ADAMW: AdamWOptions = AdamWOptions {
     beta1: 0.9,
@@ -35,6 +41,9 @@ pub struct Options {
     /// Its token ids.
     #[arg(long, default_value_t = 4096)]
     pub vocab: usize,
+    /// Dtype of the forward and backward pass.
+    #[arg(long, value_enum, default_value_t = ComputeDtype::F32)]
+    pub dtype: ComputeDtype,
     /// How its packs hang together.
     #[arg(long, value_enum, default_value_t = Shape::Chain)]
     pub shape: Shape,
@@ -65,15 +74,17 @@ pub enum Shape {
 /// What a step took.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Most memory of the process before there was a model.
-    pub before_bytes: u64,
-    /// Most memory of the process at its end; on a device, most that its allocator reserved.
+    /// Most memory at the same time, of everything: on a device, of its tensors; else of the process,
+    /// less what it held before there was a model.
     pub peak_bytes: u64,
-    /// The estimate of what is between them.
+    /// What is estimated for it.
     pub estimate: u64,
-    /// The part of it that activations and gateways are.
-    pub passes: u64,
-    /// Seconds of the second step.
+    /// On a device: the most that the forward and backward passes of a step held at the same time,
+    /// besides the model, its copy that computes, and the sum of gradients over packs or blocks.
+    pub activation_bytes: Option<u64>,
+    /// On a device: what its allocator reserved.
+    pub reserved_bytes: Option<u64>,
+    /// Seconds of the forward and backward passes.
     pub seconds: f64,
     /// Packs of the step.
     pub packs: usize,
@@ -81,20 +92,22 @@ pub struct Outcome {
     pub loss: f64,
 }
 
-/// Makes two steps, of which the second has an optimizer with a state.
+/// Makes two steps, of which the second has an optimizer with a state, and the passes of two more.
 pub fn run(options: &Options) -> Result<()> {
     let step = packed_step(options)?;
     let config = Qwen3Config::named(&options.model, options.vocab)?;
     let device = device_by_name(&options.device)?.autodiff();
-    let before_bytes = peak_memory().context("the system does not tell a process's memory")?;
+    let before_model = peak_memory();
     let model = Qwen3::random(&config, 0, FloatDType::F32, &device);
     let mut trainer = Trainer {
         optimizer: adamw(&model, &ADAMW, &device),
         model,
         max_gradient_norm: Some(1.0),
-        precision: Precision::F32,
+        precision: Precision {
+            blocks: options.dtype.dtype(),
+            head: options.dtype.dtype(),
+        },
         options: StepOptions {
-            head: LmHeadOptions::default(),
             recompute: options.recompute,
             offload: options.offload,
             ..StepOptions::default()
@@ -102,31 +115,65 @@ pub fn run(options: &Options) -> Result<()> {
         device: device.clone(),
     };
     trainer.step(&step, &Supervised, 1e-4.into())?;
-    let last = trainer.step(&step, &Supervised, 1e-4.into())?;
-    let reserved = device.inner().memory_pool_usage();
-    let peak_bytes = match reserved {
-        Some(usage) => before_bytes + usage.bytes_reserved,
-        None => peak_memory().unwrap_or(0),
-    };
+    let second = || trainer.step(&step, &Supervised, 1e-4.into());
+    let (outcome, in_use) = bytes_in_use(&device, second);
+    let loss = outcome?.loss;
+    let (result, in_use_by_passes) = bytes_in_use(&device, || passes(&trainer, &step));
+    result?;
+    let start = Instant::now();
+    passes(&trainer, &step)?;
+    let seconds = start.elapsed().as_secs_f64();
     let size = ModelSize::new(&config, None);
     let run = RunSize {
+        compute_bytes: options.dtype.bytes(),
         recompute: options.recompute,
         // Without a device of its own, what is offloaded stays in the same memory.
-        offload: options.offload && reserved.is_some(),
+        offload: options.offload && in_use.is_some(),
         ..RunSize::F32
+    };
+    let peak_bytes = match in_use {
+        Some(in_use) => in_use.peak,
+        None => {
+            let peak = peak_memory().zip(before_model);
+            let (peak, before) = peak.context("the system does not tell a process's memory")?;
+            peak - before
+        }
     };
     let step_size = StepSize::of_packs(&step.packs, config.is_hybrid());
     let estimate = MemoryEstimate::new(&config, &size, &run, &step_size);
+    // In the dtype of the computation, for as long as the step takes.
+    let copies = estimate.parameters - 4 * size.parameters;
+    let sums = match options.recompute || step.packs.len() > 1 {
+        true => 4 * size.trained_parameters,
+        false => 0,
+    };
+    let of_passes = |BytesInUse { before, peak }| (peak - before).saturating_sub(copies + sums);
+    let pool = device.inner().memory_pool_usage();
     let outcome = Outcome {
-        before_bytes,
         peak_bytes,
         estimate: estimate.total(),
-        passes: estimate.activations + estimate.gateways,
-        seconds: last.seconds,
+        activation_bytes: in_use_by_passes.map(of_passes),
+        reserved_bytes: pool.map(|usage| usage.bytes_reserved),
+        seconds,
         packs: step.packs.len(),
-        loss: last.loss,
+        loss,
     };
     println!("{}", serde_json::to_string(&outcome)?);
+    Ok(())
+}
+
+/// Forward and backward passes, and nothing of them is kept.
+fn passes(trainer: &Trainer<Qwen3>, step: &PackedStep) -> Result<()> {
+    let Trainer {
+        options, device, ..
+    } = trainer;
+    let worker = trainer.precision.shadow(&trainer.model);
+    let of_pack = |_, output: TokenLogProbs, occurrences: &OccurrenceBatch| {
+        sft_loss(output.log_probs, occurrences)
+    };
+    let gradients = step_gradients(&worker, &step.packs, options, device, of_pack)?;
+    check_device(device)?;
+    drop(gradients);
     Ok(())
 }
 

@@ -1,12 +1,14 @@
 //! How much memory a run will need, before it takes any.
 
 mod indices;
+mod sampled;
 mod step_size;
 mod system;
 
 use burn_tree_ssm::MAX_WINDOW_ROWS;
 
 pub use indices::index_memory;
+pub use sampled::{BytesInUse, bytes_in_use};
 pub use step_size::{PackSize, StepSize};
 pub use system::{available_memory, format_bytes, peak_memory};
 
@@ -77,9 +79,8 @@ const KEPT_LINEAR_VALUE: u64 = 4;
 const KEPT_LINEAR_HEAD: u64 = MAX_WINDOW_ROWS as u64 + 4;
 const KEPT_INNER: u64 = 3;
 const HEAD_LOGITS: u64 = 3 << 24;
-/// Past keys (and values): gathered from the packs that own them, and in one tensor with the pack's
-/// own.
-const PAST_COPIES: u64 = 2;
+/// Past keys (and values), gathered from the packs that own them.
+const PAST_COPIES: u64 = 1;
 /// Gradients of one block that are there at once: of its input and output, and of the two projections
 /// that a feed-forward network multiplies.
 const GRADIENTS_HIDDEN: u64 = 2;
@@ -217,13 +218,14 @@ impl Packs<'_> {
             })
             .max();
         let gradients = self.run.compute_bytes * pack.rows * gradients.unwrap_or(0);
-        let block = match self.run.recompute {
-            true => {
-                let block = |layer| self.block(pack, layer) + self.past_of_block(pack, layer);
-                gradients + self.layers().map(block).max().unwrap_or(0)
-            }
-            false => gradients,
+        let block = |layer| {
+            let again = match self.run.recompute {
+                true => self.block(pack, layer) + self.past_of_block(pack, layer),
+                false => 0,
+            };
+            again + self.joined_in_block(pack, layer)
         };
+        let block = gradients + self.layers().map(block).max().unwrap_or(0);
         block.max(self.head(pack))
     }
 
@@ -247,6 +249,15 @@ impl Packs<'_> {
     fn past_of_block(&self, pack: &PackSize, layer: usize) -> u64 {
         let numbers = PAST_COPIES * pack.past_rows * key_value_width(self.config, layer);
         self.run.compute_bytes * numbers
+    }
+
+    /// Keys and values of earlier packs and the pack's own in one tensor, while attention reads them.
+    fn joined_in_block(&self, pack: &PackSize, layer: usize) -> u64 {
+        let rows = match pack.past_rows {
+            0 => 0,
+            past_rows => past_rows + pack.rows,
+        };
+        self.run.compute_bytes * rows * key_value_width(self.config, layer)
     }
 
     /// What a pack has left for others, and, where graphs are kept, what it took from others.
@@ -400,6 +411,19 @@ mod tests {
         let star = estimate("tiny", RunSize::F32, &star);
         assert_eq!(star.activations, two.activations);
         assert_eq!(star.gateways, two.gateways);
+    }
+
+    #[test]
+    fn attention_joins_keys_of_one_block_at_a_time() {
+        let mut step = StepSize::one_pack(1000);
+        let none = estimate("tiny", RunSize::F32, &step);
+        step.packs[0].past_rows = 5000;
+        let past = estimate("tiny", RunSize::F32, &step);
+        let config = Qwen3Config::named("tiny", 100).unwrap();
+        let width = key_value_width(&config, 0);
+        assert_eq!(past.activations - none.activations, 6000 * width * 4);
+        let layers = config.num_hidden_layers as u64;
+        assert_eq!(past.gateways, layers * 5000 * width * 4);
     }
 
     #[test]
