@@ -118,14 +118,16 @@ impl<B: TreeAttentionOps> Backward<B, 5> for TreeAttention {
     }
 }
 
+type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
+
 /// Attention of a query to all keys and values, differentiable in the `inputs` that these are made of.
 fn attend<B: TreeAttentionOps, C: CheckpointStrategy, const N: usize>(
-    inputs: [FloatTensor<Autodiff<B, C>>; N],
+    inputs: [Tracked<B, C>; N],
     [query, key, value]: [FloatTensor<B>; 3],
     mask: [IntTensor<B>; 4],
     visibility: Arc<Visibility>,
     settings: AttentionSettings,
-) -> (FloatTensor<Autodiff<B, C>>, FloatTensor<Autodiff<B, C>>)
+) -> (Tracked<B, C>, Tracked<B, C>)
 where
     TreeAttention: Backward<B, N, State = TreeAttentionState<B, N>>,
 {

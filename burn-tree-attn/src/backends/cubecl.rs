@@ -155,7 +155,7 @@ mod tests {
     use tree_training_devices::Events;
 
     use super::*;
-    use crate::support::direct::{attend, device, integers, random, values};
+    use crate::support::direct::{Call, device, integers, random, values};
     use crate::support::{Case, Forest, Row};
 
     fn case() -> Case {
@@ -184,7 +184,7 @@ mod tests {
         ] {
             let events = Events::of("burn_tree_attn");
             tracing::subscriber::with_default(events.clone(), || {
-                attend(&case(), DType::F32, implementation, &device);
+                Call::new(&case(), DType::F32, implementation, &device).run();
             });
             let expected = ["forward", "backward"].map(|pass| format!("{name} {pass}"));
             assert_eq!(events.take(), expected);
@@ -197,7 +197,8 @@ mod tests {
         let Some(device) = device() else { return };
         // Matrix instructions take 16-bit numbers.
         let accelerated = AttentionImplementation::Accelerated;
-        let call = AssertUnwindSafe(|| attend(&case(), DType::F32, accelerated, &device));
+        let call = Call::new(&case(), DType::F32, accelerated, &device);
+        let call = AssertUnwindSafe(|| call.run());
         let panic = catch_unwind(call).map(|_| ()).unwrap_err();
         let text = panic.downcast_ref::<String>().unwrap();
         let expected = "the Accelerated implementation is not available: F32 tensors";

@@ -263,7 +263,8 @@ struct Samples(Vec<Tensor<1>>);
 impl ModuleVisitor for Samples {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let numbers = param.val().inner().flatten::<1>(0, D - 1);
-        self.0.push(numbers.slice([0..1]).cast(FloatDType::F32));
+        self.0
+            .push(numbers.slice_dim(0, 0..1).cast(FloatDType::F32));
     }
 }
 
