@@ -6,11 +6,10 @@ use burn::tensor::Device;
 /// Waits for a device and tells whether it failed to compute anything that the operations of these crates
 /// gave or got since the last call, for want of memory above all.
 ///
-/// To read a tensor that could not be computed is an error, and so is to read what was computed from it,
-/// except through CubeCL kernels that load with TMA (Burn's products of matrices on GPUs of compute
-/// capability 9.0): these take what memory holds for their input, and the loss of a step that did not fit
-/// can be read like any other. Call this after each step, before its result is used, and read a number of
-/// each parameter: these may be inputs of products only.
+/// To read a tensor that could not be computed is an error, and so is to read what was computed from it.
+/// But on CUDA (Burn 0.22.1) the loss of a step that did not fit could be read like any other. Call this
+/// after each step, before its result is used, and read a number of each parameter: these may be inputs
+/// of products only.
 ///
 /// It also fails if another thread's work on the device did. On other backends it only waits.
 ///

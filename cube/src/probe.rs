@@ -1,10 +1,10 @@
 //! Failures that would be lost.
 //!
 //! When a device fails, for want of memory above all, CubeCL marks the buffers that were not written,
-//! and skips kernels that would read them: reading a result is an error. But kernels that read through
-//! TMA descriptors, Burn's products of matrices on compute capability 9.0 among them, are not known to
-//! read (as of CubeCL 0.11.3): they run on whatever memory holds, and their results count as written. So
-//! our operations, whose outputs such products read, note failures of their own where these stay.
+//! and skips kernels that would read them: reading a result is an error. On CUDA (CubeCL 0.11.3) the mark
+//! gets lost on the way through a model, apparently in products of matrices: what follows runs on whatever memory
+//! holds. So our operations, whose outputs such products read, note failures of their own where these
+//! stay.
 
 use std::sync::{Mutex, PoisonError};
 
