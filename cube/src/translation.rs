@@ -130,7 +130,8 @@ fn waits_past_copies(source: &str) -> bool {
 ///
 /// # Panics
 /// If one does not translate, lacks its instruction, needs more shared memory than a cube of
-/// compute capability 9.0 can have, or leaves copies out where it waits for copies.
+/// compute capability 9.0 can have, leaves copies out where it waits for copies, or has a buffer that
+/// CubeCL takes for unused: failures of the device would not pass through it.
 pub fn assert_translate(cases: Vec<Case>, folder: Option<PathBuf>) {
     let options = CompilationOptions {
         supports_features: CppSupportedFeatures {
@@ -151,6 +152,11 @@ pub fn assert_translate(cases: Vec<Case>, folder: Option<PathBuf>) {
         assert!(
             !waits_past_copies(&compiled.source),
             "{name} waits for groups of copies but leaves some out"
+        );
+        assert!(
+            compiled.io.iter().all(|io| !io.is_dead()),
+            "{name} has buffers that nobody would know to be read or written: {:?}",
+            compiled.io
         );
         let shared = compiled.shared_memory_size;
         assert!(
