@@ -38,8 +38,8 @@ pub fn compute<M: Module + TreeModel>(
         let step = plan.packs_of_every_token(tasks)?;
         let log_probs =
             optimizer_step::log_probs(&worker, &step.packs, &trainer.options, &trainer.device)?;
-        set(which, plan, &step, log_probs).map_err(StepError::Device)?;
         check_device(&trainer.device).map_err(StepError::Device)?;
+        set(which, plan, &step, log_probs).map_err(StepError::Device)?;
     }
     Ok(())
 }

@@ -156,13 +156,12 @@ impl<M: Module + TreeModel> Trainer<M> {
         losses: Vec<Tensor<1>>,
         norm: Option<Tensor<1>>,
     ) -> Result<(f64, f64), ExecutionError> {
-        let device = check_device(&self.device);
+        check_device(&self.device)?;
         let loss = sum_on_host(losses)?;
         let norm = match norm {
             Some(norm) => norm.try_into_data()?.convert::<f64>().iter::<f64>().sum(),
             None => 0.0,
         };
-        device?;
         // One number of each: what could not be computed cannot be read.
         let mut samples = Samples(Vec::new());
         self.model.visit(&mut samples);
@@ -191,9 +190,8 @@ impl<M: Module + TreeModel> Trainer<M> {
             &self.device,
             |_, log_probs, occurrences| loss.of_pack(log_probs, occurrences),
         )?;
-        let loss_sum = sum_on_host(losses)?;
         check_device(&self.device)?;
-        Ok((loss_sum, loss.metrics()))
+        Ok((sum_on_host(losses)?, loss.metrics()))
     }
 
     /// Clips the gradients and updates the parameters; returns the norm before clipping, `[1]`.
