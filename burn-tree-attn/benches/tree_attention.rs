@@ -168,10 +168,7 @@ fn bench_rope(rows: usize) {
     let device = Device::flex();
     let x = random([1, QUERY_HEADS, rows, HEAD_DIM], &device);
     let ids = Tensor::<1, Int>::arange(0..rows as i64, &device).reshape([1, rows]);
-    let config = RopeConfig {
-        theta: 1e6,
-        rotary_dim: None,
-    };
+    let config = RopeConfig::new(1e6);
     let times = (0..REPETITIONS).map(|_| time(|| rope(x.clone(), ids.clone(), &config)).0);
     let copies = (0..REPETITIONS).map(|_| time(|| x.clone() + 1.0).0);
     let (rope, copy) = (median(times.collect()), median(copies.collect()));

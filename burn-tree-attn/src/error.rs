@@ -68,6 +68,36 @@ pub enum TreeMaskError {
         /// Number of query rows.
         queries: usize,
     },
+    /// The tree of a root continues one of another pack, whose keys are missing: its rows would not
+    /// see them.
+    #[error(
+        "batch row {batch}: the tree of row {row} begins at depth {depth}, expected 0: its pack \
+         continues another one (past keys are given to TreeMask::with_past_keys; step_gradients \
+         does it)"
+    )]
+    Continues {
+        /// Batch row.
+        batch: usize,
+        /// Row of the root.
+        row: usize,
+        /// Its depth.
+        depth: u32,
+    },
+    /// A root that continues a tree sees more or fewer past keys than it has ancestors.
+    #[error(
+        "batch row {batch}: the tree of row {row} begins at depth {depth}, but {found} past keys \
+         are visible to that row, expected {depth} (one for each ancestor)"
+    )]
+    Ancestors {
+        /// Batch row.
+        batch: usize,
+        /// Row of the root.
+        row: usize,
+        /// Its depth: the number of its ancestors.
+        depth: u32,
+        /// Number of past keys that it sees.
+        found: usize,
+    },
     /// A length or position that a 32-bit signed integer tensor cannot hold.
     #[error("batch row {batch}: `{field}` is {value}, more than the supported {max}")]
     TooLarge {
@@ -98,7 +128,7 @@ pub enum TreeAttentionError {
         /// Required size.
         expected: usize,
         /// Where the requirement comes from.
-        reason: &'static str,
+        reason: String,
     },
     /// Query heads cannot be shared out evenly among the key/value heads.
     #[error(

@@ -40,9 +40,12 @@ pub mod vector {
 
 pub use error::{RopeError, TreeAttentionError, TreeMaskError};
 pub use functions::{
-    RopeConfig, TreeAttentionOptions, rope, tree_attention, tree_attention_with_past, try_rope,
-    try_tree_attention, try_tree_attention_with_past,
+    KeyValue, PastKeyValue, RopeConfig, TreeAttentionOptions, rope, tree_attention,
+    tree_attention_with_past, try_rope, try_tree_attention, try_tree_attention_with_past,
 };
 pub use mask::{KeyIntervals, PastKeys, TreeMask};
-pub use ops::{AttentionImplementation, AttentionSettings, RopeDirection, TreeAttentionOps};
+pub use ops::{
+    AttentionImplementation, AttentionSettings, RopeDirection, RopePairing, RopeSettings,
+    TreeAttentionOps,
+};
 pub use visibility::{KeySpan, Tile, TilePlan, Visibility};

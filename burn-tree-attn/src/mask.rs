@@ -89,7 +89,8 @@ impl TreeMask {
     /// The mask of a batch of layouts padded to `padded_len` rows; padding sees nothing.
     ///
     /// # Errors
-    /// If a layout is longer than `padded_len`, or inconsistent.
+    /// If a layout is longer than `padded_len`, inconsistent, or that of a pack that continues
+    /// another one: its roots have a depth above 0, and ancestors that they would not see.
     pub fn try_from_layouts(
         layouts: &[TreeLayout],
         padded_len: usize,
@@ -104,7 +105,8 @@ impl TreeMask {
     /// largest number `P` of past keys are padded after theirs with keys that nobody sees.
     ///
     /// # Errors
-    /// If a layout is longer than `padded_len`, or an array is inconsistent.
+    /// If a layout is longer than `padded_len`, an array is inconsistent, or a root at a depth
+    /// above 0 sees another number of past keys: as many are its ancestors.
     pub fn with_past_keys(
         layouts: &[TreeLayout],
         padded_len: usize,
@@ -219,7 +221,7 @@ impl Visibility {
     /// What [`TreeMask::with_past_keys`] keeps on the host, without a device.
     ///
     /// # Errors
-    /// If a layout is longer than `padded_len`, or an array is inconsistent.
+    /// As [`TreeMask::with_past_keys`].
     pub fn from_layouts(
         layouts: &[TreeLayout],
         padded_len: usize,
@@ -232,13 +234,17 @@ impl Visibility {
             });
         }
         let past_len = past.iter().map(|keys| keys.start.len()).max().unwrap_or(0);
-        let rows = layouts.iter().zip(past).enumerate();
-        let rows = rows
+        let batch = || layouts.iter().zip(past).enumerate();
+        let rows = batch()
             .map(|(batch, (layout, past))| {
                 layout_intervals(batch, layout, padded_len, past, past_len)
             })
             .collect::<Result<Vec<_>, _>>()?;
-        Self::from_intervals(&rows)
+        let visibility = Self::from_intervals(&rows)?;
+        for (batch, (layout, past)) in batch() {
+            check_roots(batch, layout, padded_len, past)?;
+        }
+        Ok(visibility)
     }
 
     fn from_intervals(rows: &[KeyIntervals]) -> Result<Self, TreeMaskError> {
@@ -316,6 +322,7 @@ fn layout_intervals(
         });
     }
     check_size(batch, "padded length", padded_len as u64)?;
+    check_length(batch, "parents", layout.parents.len(), len)?;
     check_length(batch, "subtree_ends", layout.subtree_ends.len(), len)?;
     check_length(batch, "position_ids", layout.position_ids.len(), len)?;
     check_length(batch, "past end", past.end.len(), past.start.len())?;
@@ -340,6 +347,41 @@ fn layout_intervals(
         key_position: joined(&past.position, &layout.position_ids),
         query_position: padded(&layout.position_ids, padded_len),
     })
+}
+
+/// Refuses roots below others that do not see a past key for each ancestor. The intervals of `past`
+/// have been checked.
+fn check_roots(
+    batch: usize,
+    layout: &TreeLayout,
+    padded_len: usize,
+    past: &PastKeys,
+) -> Result<(), TreeMaskError> {
+    // Past keys whose intervals begin at a row, and that end there.
+    let mut begin = vec![0; padded_len + 1];
+    let mut end = begin.clone();
+    for (&first, &last) in past.start.iter().zip(&past.end) {
+        begin[first as usize] += 1;
+        end[last as usize] += 1;
+    }
+    let mut found = 0;
+    for (row, (&parent, &depth)) in layout.parents.iter().zip(&layout.position_ids).enumerate() {
+        // Not fewer than 0: an interval does not end before it begins.
+        found = found + begin[row] - end[row];
+        if parent >= 0 || depth == 0 || found == depth as usize {
+            continue;
+        }
+        return Err(match found {
+            0 => TreeMaskError::Continues { batch, row, depth },
+            _ => TreeMaskError::Ancestors {
+                batch,
+                row,
+                depth,
+                found,
+            },
+        });
+    }
+    Ok(())
 }
 
 fn validate(

@@ -35,6 +35,20 @@ pub struct AttentionSettings {
     pub implementation: AttentionImplementation,
 }
 
+/// Which dimensions of a head turn together.
+///
+/// Query and key projections are trained for one of them: with the other, a model computes
+/// something else, and nothing fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RopePairing {
+    /// `(i, i + rotary_dim / 2)`: "rotate half" of Llama, Qwen and others in Hugging Face
+    /// Transformers.
+    #[default]
+    Halves,
+    /// `(2 i, 2 i + 1)`: the RoFormer paper, and Burn's `RotaryEncoding`.
+    Interleaved,
+}
+
 /// Which way [`TreeAttentionOps::rope`] turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeDirection {
@@ -42,6 +56,37 @@ pub enum RopeDirection {
     Forward,
     /// By the negative angle: the transpose, and so the backward pass.
     Backward,
+}
+
+impl RopeDirection {
+    /// The other one.
+    pub fn reversed(self) -> Self {
+        match self {
+            Self::Forward => Self::Backward,
+            Self::Backward => Self::Forward,
+        }
+    }
+}
+
+/// Resolved settings of one call of [`TreeAttentionOps::rope`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeSettings {
+    /// Base of the angles.
+    pub theta: f64,
+    /// Leading dimensions that are rotated: even, at least 2 and at most those of a head.
+    pub rotary_dim: usize,
+    /// Which of them are pairs.
+    pub pairing: RopePairing,
+    /// Which way they turn.
+    pub direction: RopeDirection,
+}
+
+impl RopeSettings {
+    /// `theta^(-2 i / rotary_dim)` for the pairs `i < rotary_dim / 2`.
+    pub(crate) fn inverse_frequencies(self) -> impl Iterator<Item = f64> {
+        let power = move |pair| -2.0 * pair as f64 / self.rotary_dim as f64;
+        (0..self.rotary_dim / 2).map(move |pair| self.theta.powf(power(pair)))
+    }
 }
 
 /// Tree attention and rotary embeddings as backend operations.
@@ -147,17 +192,15 @@ pub trait TreeAttentionOps: Backend {
         )
     }
 
-    /// Rotates the pairs `(i, i + rotary_dim / 2)` of `x [B, H, N, D]` by
+    /// Rotates pair `i` of the leading `rotary_dim` dimensions of `x [B, H, N, D]` by
     /// `position * theta^(-2 i / rotary_dim)`, positions `[B, N]`.
     #[fusion(meta = specs::rope)]
     fn rope(
         x: FloatTensor<Self>,
         position_ids: IntTensor<Self>,
-        theta: f64,
-        rotary_dim: usize,
-        direction: RopeDirection,
+        settings: RopeSettings,
     ) -> FloatTensor<Self> {
-        generic::rope::<Self>(x, position_ids, theta, rotary_dim, direction)
+        generic::rope::<Self>(x, position_ids, settings)
     }
 }
 
@@ -218,9 +261,7 @@ mod specs {
     pub(super) fn rope(
         x: &TensorSpec,
         _position_ids: &TensorSpec,
-        _theta: &f64,
-        _rotary_dim: &usize,
-        _direction: &RopeDirection,
+        _settings: &RopeSettings,
     ) -> TensorSpec {
         x.clone()
     }

@@ -3,7 +3,7 @@
 
 use burn::tensor::{Bool, Int, Tensor, TensorData, activation};
 
-use crate::{RopeConfig, TreeAttentionOptions, TreeMask};
+use crate::{RopeConfig, RopePairing, TreeAttentionOptions, TreeMask};
 
 /// `[B, 1, N, M]`, true where the key is visible to the query.
 pub fn dense_mask(mask: &TreeMask, sliding_window: Option<usize>) -> Tensor<4, Bool> {
@@ -64,15 +64,19 @@ fn repeat_heads(x: Tensor<4>, group: usize) -> Tensor<4> {
         .reshape([batch, heads * group, rows, dim])
 }
 
-/// Rotary embedding: `x cos + rotate_half(x) sin` on the leading `rotary_dim` dimensions.
+/// Rotary embedding: `x cos + turned sin` on the leading `rotary_dim` dimensions; `turned` has
+/// `-second` where pairs have their first element, and `first` where they have the second.
 pub fn rope(x: Tensor<4>, position_ids: Tensor<2, Int>, config: &RopeConfig) -> Tensor<4> {
     let [batch, heads, rows, dim] = x.dims();
     let rotary_dim = config.rotary_dim.unwrap_or(dim);
     let half = rotary_dim / 2;
-    let frequency = |pair: usize| {
-        config
-            .theta
-            .powf(-2.0 * (pair % half) as f64 / rotary_dim as f64)
+    let pair_of = |dimension: usize| match config.pairing {
+        RopePairing::Halves => dimension % half,
+        RopePairing::Interleaved => dimension / 2,
+    };
+    let frequency = |dimension: usize| {
+        let pair = pair_of(dimension) as f64;
+        config.theta.powf(-2.0 * pair / rotary_dim as f64)
     };
     let positions = position_ids.into_data().iter::<i64>().collect::<Vec<_>>();
     let angles = positions
@@ -86,9 +90,18 @@ pub fn rope(x: Tensor<4>, position_ids: Tensor<2, Int>, config: &RopeConfig) -> 
             .expand([batch, heads, rows, rotary_dim])
     };
     let rotated = x.clone().narrow(3, 0, rotary_dim);
-    let [first, second] = [0, half].map(|start| x.clone().narrow(3, start, half));
-    let rotate_half = Tensor::cat(vec![-second, first], 3);
-    let rotated = rotated * table(f64::cos) + rotate_half * table(f64::sin);
+    let turned = match config.pairing {
+        RopePairing::Halves => {
+            let [first, second] = [0, half].map(|start| rotated.clone().narrow(3, start, half));
+            Tensor::cat(vec![-second, first], 3)
+        }
+        RopePairing::Interleaved => {
+            let pairs: Tensor<5> = rotated.clone().reshape([batch, heads, rows, half, 2]);
+            let [first, second] = [0, 1].map(|element| pairs.clone().narrow(4, element, 1));
+            Tensor::cat(vec![-second, first], 4).reshape([batch, heads, rows, rotary_dim])
+        }
+    };
+    let rotated = rotated * table(f64::cos) + turned * table(f64::sin);
     if rotary_dim == dim {
         return rotated;
     }

@@ -4,8 +4,9 @@ mod support;
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_tree_attn::{
-    KeyIntervals, PastKeys, TreeAttentionError, TreeAttentionOptions, TreeMask, reference,
-    tree_attention, tree_attention_with_past, try_tree_attention, try_tree_attention_with_past,
+    KeyIntervals, KeyValue, PastKeyValue, PastKeys, TreeAttentionError, TreeAttentionOptions,
+    TreeMask, reference, tree_attention, tree_attention_with_past, try_tree_attention,
+    try_tree_attention_with_past,
 };
 use proptest::prelude::*;
 use support::{
@@ -282,8 +283,12 @@ fn run_with_past(
             tree_attention(query, key, value, &mask, options)
         }
         false => {
-            let past = (past_key, past_value);
-            tree_attention_with_past(query, past, key, value, &mask, options)
+            let past = PastKeyValue {
+                key: past_key,
+                value: past_value,
+            };
+            let own = KeyValue { key, value };
+            tree_attention_with_past(query, past, own, &mask, options)
         }
     };
     let gradients = autodiff.then(|| {
@@ -376,16 +381,18 @@ fn no_past_and_nothing_but_past() {
             .map(|tensor| tensor.into_data())
             .collect::<Vec<_>>()
     };
-    let (keys, none) = ((key.clone(), value.clone()), (empty(), empty()));
-    let [no_past, only_past] = [(none.clone(), keys.clone()), (keys.clone(), none)]
-        .map(|(past, (k, v))| tree_attention_with_past(query.clone(), past, k, v, &mask, options));
-    let expected = values(tree_attention(
-        query.clone(),
-        keys.0,
-        keys.1,
-        &mask,
-        options,
-    ));
+    let keys = || [key.clone(), value.clone()];
+    let none = || [empty(), empty()];
+    let [no_past, only_past] = [(none(), keys()), (keys(), none())].map(|(past, own)| {
+        let [key, value] = past;
+        let past = PastKeyValue { key, value };
+        let [key, value] = own;
+        let own = KeyValue { key, value };
+        tree_attention_with_past(query.clone(), past, own, &mask, options)
+    });
+    let [all_keys, all_values] = keys();
+    let whole = tree_attention(query.clone(), all_keys, all_values, &mask, options);
+    let expected = values(whole);
     assert_eq!(values(no_past), expected);
     assert_eq!(values(only_past), expected);
 }
@@ -403,8 +410,12 @@ fn a_past_that_does_not_fit_is_refused() {
     let zeros = |shape: [usize; 4]| Tensor::<4>::zeros(shape, &device);
     let options = TreeAttentionOptions::default();
     let own = || zeros([1, 2, 3, 4]);
-    let refuse =
-        |past| try_tree_attention_with_past(own(), past, own(), own(), &mask, options).unwrap_err();
+    let refuse = |key, value| {
+        let past = PastKeyValue { key, value };
+        let (key, value) = (own(), own());
+        try_tree_attention_with_past(own(), past, KeyValue { key, value }, &mask, options)
+            .unwrap_err()
+    };
     let shape = [1, 2, 2, 4];
     for (key, value, text) in [
         (
@@ -438,16 +449,46 @@ fn a_past_that_does_not_fit_is_refused() {
             "past value has head dimension 8, expected 4 (of the value)",
         ),
     ] {
-        let error = refuse((zeros(key), zeros(value))).to_string();
+        let error = refuse(zeros(key), zeros(value)).to_string();
         assert!(error.contains(text), "{error}");
     }
     assert_eq!(
-        refuse((zeros(shape), zeros(shape).cast(DType::F16))),
+        refuse(zeros(shape), zeros(shape).cast(DType::F16)),
         TreeAttentionError::DType {
             tensor: "past value",
             found: DType::F16,
             expected: DType::F32
         }
+    );
+}
+
+/// Only the keys of the rows are given, with a mask of rows that see past ones.
+#[test]
+fn missing_past_keys_are_named() {
+    let device = device();
+    let past = [PastKeys {
+        start: vec![0; 56],
+        end: vec![3; 56],
+        position: (0..56).collect(),
+    }];
+    let layout = Forest(vec![(None, 3)]).layout();
+    let mask = TreeMask::with_past_keys(&[layout], 3, &past, &device).unwrap();
+    let refuse = |keys| {
+        let rows = |rows| Tensor::<4>::zeros([1, 2, rows, 4], &device);
+        let options = TreeAttentionOptions::default();
+        try_tree_attention(rows(3), rows(keys), rows(keys), &mask, options)
+            .unwrap_err()
+            .to_string()
+    };
+    assert_eq!(
+        refuse(3),
+        "tree_attention: key has row count 3, expected 59 (of the mask, 56 of them past keys of \
+         another pack: see tree_attention_with_past)"
+    );
+    // Some other mistake.
+    assert_eq!(
+        refuse(4),
+        "tree_attention: key has row count 4, expected 59 (of the mask)"
     );
 }
 

@@ -2,8 +2,9 @@
 
 mod support;
 
+use burn::nn::RotaryEncodingConfig;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_tree_attn::{RopeConfig, RopeError, reference, rope, try_rope};
+use burn_tree_attn::{RopeConfig, RopeError, RopePairing, reference, rope, try_rope};
 use proptest::prelude::*;
 use support::{computes_in, device, n_cases, random, reference_device, relative_error};
 
@@ -64,8 +65,13 @@ fn settings() -> impl Strategy<Value = (Vec<i64>, RopeConfig, u64)> {
     let config = (
         10.0..1e6f64,
         prop::option::of((1..=4usize).prop_map(|half| 2 * half)),
+        prop_oneof![Just(RopePairing::Halves), Just(RopePairing::Interleaved)],
     )
-        .prop_map(|(theta, rotary_dim)| RopeConfig { theta, rotary_dim });
+        .prop_map(|(theta, rotary_dim, pairing)| RopeConfig {
+            theta,
+            rotary_dim,
+            pairing,
+        });
     let positions = (1..20usize).prop_flat_map(|n| prop::collection::vec(0..2000i64, 2 * n));
     (positions, config, any::<u64>())
 }
@@ -97,13 +103,140 @@ proptest! {
     }
 }
 
+/// Values and gradients of Burn's own module, which takes every row's index for its position.
+#[test]
+fn interleaved_pairs_are_those_of_burn() {
+    const ROWS: usize = 50;
+    let device = device();
+    for (head_dim, theta) in [(2, 1e4), (6, 1e4), (64, 1e6), (128, 1e4)] {
+        let tensor = |seed| random([2, 3, ROWS, head_dim], seed, DType::F32, &device);
+        let weight: Tensor<4> = Tensor::from_inner(tensor(2));
+        let results = |function: &dyn Fn(Tensor<4>) -> Tensor<4>| {
+            let x = Tensor::from_inner(tensor(1)).require_grad();
+            let output = function(x.clone());
+            let gradients = (output.clone() * weight.clone()).sum().backward();
+            [output.inner(), x.grad(&gradients).unwrap()]
+        };
+        let module = RotaryEncodingConfig::new(ROWS, head_dim)
+            .with_theta(theta as f32)
+            .init(&device.clone().autodiff());
+        let burn = results(&|x| module.forward(x));
+        let of_pairing = |pairing| {
+            let ids = Tensor::<1, Int>::arange(0..ROWS as i64, &device);
+            let ids = ids.reshape([1, ROWS]).expand([2, ROWS]);
+            let config = RopeConfig {
+                pairing,
+                ..RopeConfig::new(theta)
+            };
+            results(&|x| rope(x, ids.clone(), &config))
+        };
+        let distances = |pairing| {
+            let ours = of_pairing(pairing);
+            [0, 1].map(|result| relative_error(&ours[result], &burn[result]))
+        };
+        // Burn's frequencies are powers in f32.
+        for distance in distances(RopePairing::Interleaved) {
+            assert!(distance < 2e-5, "{head_dim} dimensions: {distance:e}");
+        }
+        // One pair is the same either way.
+        for distance in distances(RopePairing::Halves) {
+            assert!(distance > 0.1 || head_dim == 2, "{head_dim}: {distance:e}");
+        }
+    }
+}
+
+/// With the dimensions in another order, one pairing is the other, to the last bit.
+#[test]
+fn pairings_differ_in_the_order_of_dimensions_only() {
+    let device = device();
+    let ids = [[5i32, 0, 700, 31, 5], [1, 2, 3, 1999, 0]];
+    // Vectors of every width that kernels load, and dimensions that stay as they are.
+    for (head_dim, rotary_dim) in [
+        (2, 2),
+        (9, 6),
+        (10, 4),
+        (12, 8),
+        (24, 16),
+        (64, 32),
+        (128, 128),
+    ] {
+        let half = rotary_dim / 2;
+        // Where the elements of interleaved pairs are if these are halves.
+        let order = (0..head_dim).map(|dimension| match dimension {
+            rest if rest >= rotary_dim => rest,
+            element => element / 2 + element % 2 * half,
+        });
+        let order: Vec<i32> = order.map(|dimension| dimension as i32).collect();
+        let order = Tensor::<1, Int>::from_ints(order.as_slice(), &device);
+        let dtypes = [DType::F64, DType::F32, DType::F16, DType::BF16];
+        for dtype in dtypes.into_iter().filter(|&it| computes_in(it)) {
+            let results = |pairing| {
+                let config = RopeConfig {
+                    rotary_dim: Some(rotary_dim),
+                    pairing,
+                    ..RopeConfig::new(1e4)
+                };
+                let ids = Tensor::<2, Int>::from_ints(ids, &device);
+                let tensor = |seed| {
+                    let halves = random([2, 5, 5, head_dim], seed, dtype, &device);
+                    Tensor::from_inner(match pairing {
+                        RopePairing::Halves => halves,
+                        RopePairing::Interleaved => halves.select(3, order.clone()),
+                    })
+                };
+                let x = tensor(1).require_grad();
+                let output = rope(x.clone(), ids, &config);
+                let gradients = (output.clone() * tensor(2)).sum().backward();
+                [output.inner(), x.grad(&gradients).unwrap()]
+            };
+            let halves = results(RopePairing::Halves).map(|it| it.select(3, order.clone()));
+            let interleaved = results(RopePairing::Interleaved);
+            for (ours, expected) in interleaved.into_iter().zip(halves) {
+                let [ours, expected] = [ours, expected].map(Tensor::into_data);
+                assert_eq!(ours, expected, "{rotary_dim} of {head_dim}, {dtype:?}");
+            }
+        }
+    }
+}
+
+/// On the CPU, products and sums in the order of the formula.
+#[cfg(feature = "flex")]
+#[test]
+fn halves_are_the_formula_to_the_last_bit() {
+    let device = Device::flex();
+    let (rows, rotary_dim, theta) = (7, 6, 1e4f64);
+    let x = random([1, 2, rows, 8], 3, DType::F32, &device);
+    let positions = [0i64, 1, 1, 2, 900, 17, 1999];
+    let ids = TensorData::new(positions.to_vec(), [1, rows]);
+    let config = RopeConfig {
+        rotary_dim: Some(rotary_dim),
+        ..RopeConfig::new(theta)
+    };
+    let ours = rope(x.clone(), Tensor::from_data(ids, &device), &config);
+    let mut expected = x.into_data().try_to_vec::<f32>().unwrap();
+    for (row, x) in expected.chunks_exact_mut(8).enumerate() {
+        for pair in 0..rotary_dim / 2 {
+            let frequency = theta.powf(-2.0 * pair as f64 / rotary_dim as f64) as f32;
+            let (sin, cos) = (positions[row % rows] as f32 * frequency).sin_cos();
+            let (a, b) = (x[pair], x[pair + rotary_dim / 2]);
+            x[pair] = a * cos - b * sin;
+            x[pair + rotary_dim / 2] = b * cos + a * sin;
+        }
+    }
+    assert_eq!(ours.into_data().try_to_vec::<f32>().unwrap(), expected);
+}
+
 #[test]
 fn wrong_arguments_are_refused() {
     let device = device();
     let x = Tensor::<4>::zeros([1, 2, 3, 6], &device);
     let ids = |rows| Tensor::<2, Int>::zeros([1, rows], &device);
     let refuse = |ids, theta, rotary_dim| {
-        try_rope(x.clone(), ids, &RopeConfig { theta, rotary_dim }).unwrap_err()
+        let config = RopeConfig {
+            rotary_dim,
+            ..RopeConfig::new(theta)
+        };
+        try_rope(x.clone(), ids, &config).unwrap_err()
     };
     for rotary_dim in [0, 3, 8] {
         let error = RopeError::RotaryDim {
@@ -126,8 +259,8 @@ fn wrong_arguments_are_refused() {
 fn the_plain_function_panics_with_the_text_of_the_error() {
     let device = device();
     let config = RopeConfig {
-        theta: 1e4,
         rotary_dim: Some(3),
+        ..RopeConfig::new(1e4)
     };
     rope(
         Tensor::zeros([1, 1, 1, 4], &device),

@@ -190,6 +190,7 @@ impl Bench<'_> {
             Tensor::from_data(TensorData::new(values, [rows]), self.device)
         };
         let occurrences = OccurrenceBatch {
+            batch: None,
             loss_form: LossForm::default(),
             rows: integers((0..rows as i32).collect()),
             targets: integers((0..rows).map(|row| (row * 7919 % VOCAB) as i32).collect()),
@@ -202,6 +203,7 @@ impl Bench<'_> {
             ref_log_probs: None,
             sampling_log_probs: None,
             host_rows: Arc::new((0..rows as u32).collect()),
+            host_targets: Arc::new((0..rows).map(|row| (row * 7919 % VOCAB) as u32).collect()),
             host_trajectories: Arc::new(vec![0; rows]),
         };
         let head = self.random([VOCAB, HIDDEN]) * 0.02;

@@ -12,7 +12,6 @@ mod device_failure;
 pub mod gather_rows;
 pub mod grouped_linear;
 pub mod lm_head;
-mod loss;
 mod model;
 #[cfg(feature = "flex")]
 mod native;
@@ -35,10 +34,11 @@ pub use grouped_linear::grouped_linear;
 pub use lm_head::{
     EntropyOutput, LmHeadError, LmHeadOptions, TokenLogProbs, token_log_probs, try_token_log_probs,
 };
-pub use loss::sft_loss;
 pub use model::{
-    BlockContext, BlockOutputs, BlockPast, RecurrenceMismatch, RouterOutput, TreeModel,
+    BlockContext, BlockError, BlockOutputs, BlockOutputsError, BlockPast, RecurrenceMismatch,
+    RouterOutput, TreeModel, frozen,
 };
+pub use objectives::{sft_loss, try_sft_loss};
 pub use ops::TreeTrainOps;
 pub use rms_norm::{rms_norm, zero_centered_rms_norm};
 pub use router_loss::{RouterLoad, load_balancing_loss};
@@ -47,8 +47,8 @@ pub use sharing::{
     FormCost, MemoryLimit, NeitherFits, SharingChoice, SharingGate, TaskForm, Unfit,
 };
 pub use step::{
-    RouterLoss, StepError, StepOptions, step_forward, step_gradients, step_index_memory,
-    step_router_load,
+    NoGradientsCause, RouterLoss, StepError, StepGradients, StepOptions, step_forward,
+    step_gradients, step_index_memory, step_router_load,
 };
 pub use step_bound::{ModelCost, StepBound, StepCounts};
 pub use step_time::{

@@ -177,7 +177,7 @@ mod tests {
             padded_len: 8,
             task_ids: vec!["fork".into()],
             trajectory_counts: vec![2, 2, 1, 1],
-            gateway: None,
+            ..Pack::default()
         }
     }
 

@@ -24,6 +24,7 @@ fn run_all() {
         Tensor::from_data(TensorData::from(values), &device())
     };
     let occurrences = OccurrenceBatch {
+        batch: None,
         loss_form: LossForm::default(),
         rows: integers([0, 2, 2]),
         targets: integers([4, 9, 0]),
@@ -36,6 +37,7 @@ fn run_all() {
         ref_log_probs: None,
         sampling_log_probs: None,
         host_rows: Arc::new(vec![0, 2, 2]),
+        host_targets: Arc::new(vec![4, 9, 0]),
         host_trajectories: Arc::new(vec![0; 3]),
     };
     let head = numbers([10, 16], 3, DType::F32);

@@ -63,7 +63,7 @@ fn peak_bytes(rows: usize) -> usize {
     let before = HELD.load(Relaxed);
     PEAK.store(before, Relaxed);
     let output = token_log_probs(hidden, head, &batch.occurrences, options);
-    drop(sft_loss(output.log_probs, &batch.occurrences).backward());
+    drop(sft_loss(output, &batch.occurrences).backward());
     PEAK.load(Relaxed) - before
 }
 

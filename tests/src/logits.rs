@@ -70,7 +70,7 @@ pub fn check_logit_gradients(
         let batch = TreeBatch::with_dtype(std::slice::from_ref(pack), &device, dtype.into());
         let options = LmHeadOptions::default();
         let head = token_log_probs(hidden.clone(), head.clone(), &batch.occurrences, options);
-        let gradients = sft_loss(head.log_probs, &batch.occurrences).backward();
+        let gradients = sft_loss(head, &batch.occurrences).backward();
         let found = hidden.grad(&gradients).expect("a gradient");
         let found = read(&found.reshape([rows * vocabulary]));
 

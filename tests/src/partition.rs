@@ -2,7 +2,9 @@
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
-use burn_tree_train::{StepOptions, TreeModel, sft_loss, step_gradients};
+use burn_tree_train::{
+    StepGradients, StepOptions, TokenLogProbs, TreeModel, sft_loss, step_gradients,
+};
 use proptest::prelude::*;
 use tree_pack::{
     Aggregation, LossForm, Objective, OccurrenceBatch, PackOptions, PackedStep, Partitioning,
@@ -142,12 +144,14 @@ pub fn parts_step_with<M: TreeModel + Module>(
     packed: &PackedStep,
     options: &StepOptions,
     device: &Device,
-    loss: impl Fn(Tensor<1>, &OccurrenceBatch) -> Tensor<1>,
+    loss: impl Fn(TokenLogProbs, &OccurrenceBatch) -> Tensor<1>,
 ) -> Step {
     let mut predictions = Vec::new();
-    let (losses, gradients) = step_gradients(
+    let StepGradients {
+        losses, gradients, ..
+    } = step_gradients(
         model,
-        &packed.packs,
+        packed,
         options,
         device,
         |pack, output, occurrences| {
@@ -162,7 +166,7 @@ pub fn parts_step_with<M: TreeModel + Module>(
                     log_prob,
                 }
             }));
-            loss(output.log_probs, occurrences)
+            loss(output, occurrences)
         },
     )
     .expect("packs of one step");

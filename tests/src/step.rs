@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, activation};
-use burn_tree_train::{BlockContext, LmHeadOptions, TreeModel, token_log_probs};
+use burn_tree_train::{BlockContext, LmHeadOptions, TokenLogProbs, TreeModel};
 use tree_pack::{OccurrenceBatch, Pack, PackedStep, Segment, Trajectory, TreeBatch, TreeLayout};
 
 /// Log-probability of one prediction.
@@ -60,18 +60,19 @@ pub fn hidden_states<M: TreeModel>(
     tokens: Tensor<2, Int>,
     context: &BlockContext,
 ) -> Tensor<3> {
-    let mut x = model.embed(tokens, context);
-    for index in 0..model.n_blocks() {
-        x = model.block(index, x, context, None).0;
-    }
-    model.final_norm(x)
+    let hidden = model.hidden_states(tokens, context);
+    hidden.unwrap_or_else(|error| panic!("a block failed: {error}"))
 }
 
 /// Log-probabilities of the occurrences of a batch.
-pub fn log_probs<M: TreeModel>(model: &M, batch: &TreeBatch, options: LmHeadOptions) -> Tensor<1> {
+pub fn log_probs<M: TreeModel>(
+    model: &M,
+    batch: &TreeBatch,
+    options: LmHeadOptions,
+) -> TokenLogProbs {
     let context = BlockContext::new(batch);
     let hidden = hidden_states(model, batch.tokens.clone(), &context);
-    token_log_probs(hidden, model.head_weight(), &batch.occurrences, options).log_probs
+    context.token_log_probs(hidden, model.head_weight(), &batch.occurrences, options)
 }
 
 /// Runs the packs of a step, with `loss` of the log-probabilities of each batch.
@@ -81,7 +82,7 @@ pub fn packed_step<M: TreeModel + Module>(
     run: impl Into<RunOptions>,
     dtype: DType,
     device: &Device,
-    loss: impl Fn(Tensor<1>, &OccurrenceBatch) -> Tensor<1>,
+    loss: impl Fn(TokenLogProbs, &OccurrenceBatch) -> Tensor<1>,
 ) -> Step {
     let RunOptions {
         batching,
@@ -104,8 +105,9 @@ pub fn packed_step<M: TreeModel + Module>(
     };
     for packs in packed.packs.chunks(size.max(1)) {
         let batch = TreeBatch::with_dtype(packs, device, FloatDType::from(dtype));
-        let log_probs = log_probs(model, &batch, options);
-        let loss = loss(log_probs.clone(), &batch.occurrences);
+        let output = log_probs(model, &batch, options);
+        let log_probs = output.log_probs.clone();
+        let loss = loss(output, &batch.occurrences);
         step.loss += read(&loss)[0];
         let columns = packs.iter().flat_map(|pack| {
             let columns = &pack.occurrences;
@@ -238,7 +240,8 @@ pub fn smallest_router_gap<M: TreeModel>(
         let context = BlockContext::new(&batch);
         let mut x = model.embed(batch.tokens.clone(), &context);
         for index in 0..model.n_blocks() {
-            let (y, outputs) = model.block(index, x, &context, None);
+            let block = model.block(index, x, &context, None);
+            let (y, outputs) = block.expect("a block of a sequence");
             x = y;
             let Some(router) = outputs.router else {
                 continue;

@@ -395,7 +395,7 @@ impl Check {
         &self,
         model: &Qwen3,
         packed: &PackedStep,
-        loss: impl Fn(Tensor<1>, &OccurrenceBatch) -> Tensor<1>,
+        loss: impl Fn(TokenLogProbs, &OccurrenceBatch) -> Tensor<1>,
     ) -> Step {
         match self.run {
             Run::Packed { batching, .. } => {
@@ -488,11 +488,7 @@ impl Check {
         let packed = self.pack(&self.trajectories, per_occurrence, mean, form);
         let metrics = RefCell::new(PolicyMetrics::default());
         let surrogates = RefCell::new(0.0);
-        let loss = |log_probs: Tensor<1>, columns: &OccurrenceBatch| {
-            let head = TokenLogProbs {
-                log_probs,
-                entropy: None,
-            };
+        let loss = |head: TokenLogProbs, columns: &OccurrenceBatch| {
             let part = ppo_loss(head.clone(), columns, &surrogate).0;
             *surrogates.borrow_mut() += read(&part)[0];
             let (loss, of_pack) = ppo_loss(head, columns, &options);

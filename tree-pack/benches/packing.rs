@@ -2,7 +2,7 @@
 //! memory held.
 //!
 //! ```text
-//! cargo bench -p tree-pack --no-default-features
+//! cargo bench -p tree-pack
 //! ```
 //!
 //! The data are the recorded game-of-24 samples, repeated with changed tails up to 10,000

@@ -1,7 +1,7 @@
 //! Trees into packs and parts: time at one, two and four times the nodes.
 //!
 //! ```text
-//! cargo bench -p tree-pack --no-default-features --bench partitioning
+//! cargo bench -p tree-pack --bench partitioning
 //! ```
 //!
 //! Three shapes: random trees of 10,000 nodes each, one random tree, and one tree of a root with

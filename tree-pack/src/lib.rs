@@ -18,7 +18,9 @@
 //!   [`Objective`], an [`Aggregation`] and a [`LossForm`]. Trees larger than a pack are refused or
 //!   spread over several ([`Partitioning`]), whose roots continue rows of others ([`Gateway`]).
 //! * [`assign_to_ranks`] spreads the packs of a step over devices that train together.
-//! * A [`PackedStep`] can be saved, and its packs become tensors (feature `burn`).
+//! * A [`PackedStep`] can be saved, compared with the vocabulary of a model
+//!   ([`PackedStep::check_vocabulary`]), and its packs become tensors (feature `burn`). Packs of
+//!   different steps are refused: a [`StepId`] tells them apart.
 //!
 //! ```
 //! use std::num::NonZeroUsize;
@@ -54,6 +56,7 @@ mod drift;
 mod files;
 mod forest;
 mod gateway;
+mod ids;
 mod index_memory;
 mod layout;
 mod lines;
@@ -69,22 +72,24 @@ mod step;
 #[cfg(feature = "text")]
 pub mod text;
 mod trajectory;
+mod vocabulary;
 mod writer;
 
 pub use advantage::{AdvantageError, AdvantageEstimator, RewardStats, assign_advantages};
 #[cfg(feature = "burn")]
-pub use batch::{OccurrenceBatch, TreeBatch, TreeBatcher};
+pub use batch::{BatchError, OccurrenceBatch, TreeBatch, TreeBatcher};
 #[cfg(feature = "text")]
 pub use drift::Retokenization;
 pub use drift::{Branch, Fork, forks};
 pub use files::FileError;
 pub use forest::{ForestError, MAX_ROWS, Node, PrefixForest, Tree, build_forests, flat_forests};
 pub use gateway::{Gateway, GatewayError, PastRun};
+pub use ids::{BatchId, StepId};
 pub use index_memory::IndexMemory;
 pub use layout::{LayoutError, Segment, TreeLayout};
 pub use lines::{DEFAULT_MAX_LINE_BYTES, JsonLines};
 pub use objective::{Aggregation, LossForm, Objective, ObjectiveError, StepTotals};
-pub use occurrence::Occurrences;
+pub use occurrence::{ColumnError, Occurrences};
 pub use pack::Pack;
 pub use packing::{
     OccurrenceName, PackError, PackOptions, PackedStep, PacksError, Partitioning, StepTrajectory,
@@ -96,4 +101,5 @@ pub use reader::{ReadError, TrajectoryReader, load_trajectories, read_trajectori
 pub use stats::{ActiveOverLength, TreeStats};
 pub use step::StepPlanner;
 pub use trajectory::{Advantage, FieldError, MAX_TOKEN_ID, Trajectory};
+pub use vocabulary::{TokenPlace, VocabularyError};
 pub use writer::write_trajectory;

@@ -1,6 +1,6 @@
 //! A layout with its predictions: one row of a batch.
 
-use crate::{Gateway, Occurrences, TreeLayout};
+use crate::{Gateway, Occurrences, StepId, TreeLayout};
 
 /// Trees, or a part of a larger tree, laid out in one row within a token budget, and what is
 /// trained on them.
@@ -21,4 +21,8 @@ pub struct Pack {
     pub task_ids: Vec<String>,
     /// What the roots continue from, if they are not the first tokens of their paths.
     pub gateway: Option<Gateway>,
+    /// The step whose denominator the weights of `occurrences` contain; `None` for packs put
+    /// together by hand, of which it is not known. Packs of different steps are not trained
+    /// together.
+    pub step: Option<StepId>,
 }

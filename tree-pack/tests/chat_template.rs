@@ -1,5 +1,4 @@
 //! Chat templates behave as in `transformers`, and bad input of any kind is an error, not a panic.
-#![cfg(feature = "text")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

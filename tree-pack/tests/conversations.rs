@@ -1,5 +1,4 @@
 //! Conversations to trajectories: what is trained, where segments begin, and which errors there are.
-#![cfg(feature = "text")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -81,7 +81,6 @@ fn ends_and_duplicates_are_no_forks() {
     assert_eq!((found.len(), found[0].branches.len()), (1, 1_000_000));
 }
 
-#[cfg(feature = "text")]
 mod text {
     use super::*;
     use std::path::Path;

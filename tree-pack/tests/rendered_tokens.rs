@@ -1,6 +1,5 @@
 //! The token files in `data/tokens` are reproduced, line by line, from the messages, templates
 //! and tokenizer beside them.
-#![cfg(feature = "text")]
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -188,7 +188,10 @@ fn gateways_that_contradict_the_packs_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("step.safetensors");
     type Damage = (&'static str, fn(&mut PackedStep));
-    let damages: [Damage; 13] = [
+    let damages: [Damage; 14] = [
+        ("pack 1 is of another optimizer step than pack 0", |step| {
+            step.packs[1].step = small_step().packs[0].step
+        }),
         (
             "pack 1: gateway: parent of pack 1: got 1, expected a pack before 1",
             |step| gateway(step).parent = 1,
@@ -251,6 +254,27 @@ fn gateways_that_contradict_the_packs_are_refused() {
     }
 }
 
+/// What a step is called is as in the step that was saved, whether it is known or not.
+#[test]
+fn files_have_the_step_and_the_names_of_trajectories() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("step.safetensors");
+    let mut trajectory = Trajectory::new("task ü", "run 1", vec![1, 2], vec![true; 2]);
+    trajectory.segments = 4;
+    trajectory.segment = 3;
+    let mut step = step_of(&[trajectory], false, LossForm::LogLikelihood, 4096);
+    let loaded = save_and_load(&step, &path).unwrap();
+    assert!(loaded.packs[0].step.is_some());
+    assert_eq!(loaded.packs[0].step, step.packs[0].step);
+    let entry = &loaded.trajectories[0];
+    assert_eq!(
+        (&*entry.task_id, &*entry.rollout_id, entry.segment),
+        ("task ü", "run 1", 3)
+    );
+    step.packs[0].step = None;
+    assert_eq!(save_and_load(&step, &path).unwrap().packs[0].step, None);
+}
+
 #[test]
 fn other_files_are_not_packs() {
     let folder = tempfile::tempdir().unwrap();
@@ -262,12 +286,12 @@ fn other_files_are_not_packs() {
 
     let metadata = [(
         "tree_pack".to_owned(),
-        r#"{"version":3,"new":[]}"#.to_owned(),
+        r#"{"version":4,"new":[]}"#.to_owned(),
     )];
     let bytes = safetensors::serialize(empty(), Some(metadata.into())).unwrap();
     std::fs::write(&path, bytes).unwrap();
     let message = PackedStep::load(&path).unwrap_err().to_string();
-    assert!(message.contains("version 3, expected 2"), "{message}");
+    assert!(message.contains("version 4, expected 3"), "{message}");
 }
 
 #[test]

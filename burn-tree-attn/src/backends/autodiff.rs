@@ -13,7 +13,7 @@ use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind, unary};
 
 use crate::TreeAttentionOps;
-use crate::ops::{AttentionSettings, RopeDirection, join};
+use crate::ops::{AttentionSettings, RopeSettings, join};
 use crate::visibility::Visibility;
 
 #[derive(Debug)]
@@ -166,7 +166,7 @@ where
 struct Rope;
 
 impl<B: TreeAttentionOps> Backward<B, 1> for Rope {
-    type State = (IntTensor<B>, f64, usize, RopeDirection);
+    type State = (IntTensor<B>, RopeSettings);
 
     fn backward(
         self,
@@ -174,13 +174,13 @@ impl<B: TreeAttentionOps> Backward<B, 1> for Rope {
         grads: &mut Gradients,
         _checkpointer: &mut Checkpointer,
     ) {
-        let (position_ids, theta, rotary_dim, direction) = ops.state;
-        let opposite = match direction {
-            RopeDirection::Forward => RopeDirection::Backward,
-            RopeDirection::Backward => RopeDirection::Forward,
+        let (position_ids, settings) = ops.state;
+        let settings = RopeSettings {
+            direction: settings.direction.reversed(),
+            ..settings
         };
         unary::<B, _>(ops.parents, ops.node, grads, |gradient| {
-            B::rope(gradient, position_ids, theta, rotary_dim, opposite)
+            B::rope(gradient, position_ids, settings)
         });
     }
 }
@@ -231,16 +231,12 @@ impl<B: TreeAttentionOps, C: CheckpointStrategy> TreeAttentionOps for Autodiff<B
     fn rope(
         x: FloatTensor<Self>,
         position_ids: IntTensor<Self>,
-        theta: f64,
-        rotary_dim: usize,
-        direction: RopeDirection,
+        settings: RopeSettings,
     ) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        let output = B::rope(x, position_ids.clone(), theta, rotary_dim, direction);
+        let output = B::rope(x, position_ids.clone(), settings);
         match Rope.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                prep.finish((position_ids, theta, rotary_dim, direction), output)
-            }
+            OpsKind::Tracked(prep) => prep.finish((position_ids, settings), output),
             OpsKind::UnTracked(prep) => prep.finish(output),
         }
     }

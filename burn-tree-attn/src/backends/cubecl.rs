@@ -11,7 +11,7 @@ use crate::TreeAttentionOps;
 use crate::generic;
 use crate::kernels;
 use crate::kernels::attention::{self, Dims, Implementation, Unavailable};
-use crate::ops::{AttentionImplementation, AttentionSettings, RopeDirection};
+use crate::ops::{AttentionImplementation, AttentionSettings, RopeSettings};
 use crate::visibility::Visibility;
 
 impl TreeAttentionOps for CubeBackend {
@@ -100,11 +100,9 @@ impl TreeAttentionOps for CubeBackend {
     fn rope(
         x: FloatTensor<Self>,
         position_ids: IntTensor<Self>,
-        theta: f64,
-        rotary_dim: usize,
-        direction: RopeDirection,
+        settings: RopeSettings,
     ) -> FloatTensor<Self> {
-        kernels::rope::rope(x, position_ids, theta, rotary_dim, direction)
+        kernels::rope::rope(x, position_ids, settings)
     }
 }
 
@@ -155,6 +153,7 @@ mod tests {
     use tree_training_devices::Events;
 
     use super::*;
+    use crate::ops::{RopeDirection, RopePairing};
     use crate::support::direct::{Call, device, integers, random, values};
     use crate::support::{Case, Forest, Row};
 
@@ -208,34 +207,42 @@ mod tests {
     #[test]
     fn rope_is_in_place_if_nobody_else_holds_the_tensor() {
         let Some(device) = device() else { return };
-        let rope = |x: CubeTensor, rows: u32| {
+        let rope = |x: CubeTensor, rows: u32, pairing| {
             let positions = integers(&(0..rows).collect::<Vec<_>>(), 1, &device);
             // The device has taken note of the tensor.
             cubecl::future::block_on(x.client.sync()).unwrap();
-            CubeBackend::rope(x, positions, 1e4, 8, RopeDirection::Forward)
+            let settings = RopeSettings {
+                theta: 1e4,
+                rotary_dim: 8,
+                pairing,
+                direction: RopeDirection::Forward,
+            };
+            CubeBackend::rope(x, positions, settings)
         };
         let memory = |tensor: &CubeTensor| tensor.handle.memory.descriptor().id;
         // More heads than a unit turns, and dimensions that stay as they are.
         let new = || random([1, 9, 3, 12], 1, DType::F32, &device);
 
-        let held = new();
-        let before = values(held.clone()).unwrap();
-        let turned = rope(held.clone(), 3);
-        assert_ne!(memory(&turned), memory(&held));
-        assert_eq!(values(held).unwrap(), before);
-        let expected = values(turned).unwrap();
-        assert_ne!(expected, before);
+        for pairing in [RopePairing::Halves, RopePairing::Interleaved] {
+            let held = new();
+            let before = values(held.clone()).unwrap();
+            let turned = rope(held.clone(), 3, pairing);
+            assert_ne!(memory(&turned), memory(&held));
+            assert_eq!(values(held).unwrap(), before);
+            let expected = values(turned).unwrap();
+            assert_ne!(expected, before);
 
-        let alone = new();
-        let of_input = memory(&alone);
-        let turned = rope(alone, 3);
-        assert_eq!(memory(&turned), of_input);
-        assert_eq!(values(turned).unwrap(), expected);
+            let alone = new();
+            let of_input = memory(&alone);
+            let turned = rope(alone, 3, pairing);
+            assert_eq!(memory(&turned), of_input);
+            assert_eq!(values(turned).unwrap(), expected);
 
-        // The result has its rows one after another, which these are not.
-        let transposed = CubeBackend::float_swap_dims(new(), 1, 2);
-        let of_input = memory(&transposed);
-        assert_ne!(memory(&rope(transposed, 9)), of_input);
+            // The result has its rows one after another, which these are not.
+            let transposed = CubeBackend::float_swap_dims(new(), 1, 2);
+            let of_input = memory(&transposed);
+            assert_ne!(memory(&rope(transposed, 9, pairing)), of_input);
+        }
     }
 
     /// Indices are as wide as the largest tensor asks for.

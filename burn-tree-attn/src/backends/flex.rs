@@ -10,7 +10,7 @@ use burn_flex::{FlexTensor, Layout};
 use crate::TreeAttentionOps;
 use crate::generic;
 use crate::native::{self, Problem, Shapes, Storage};
-use crate::ops::{AttentionImplementation, AttentionSettings, RopeDirection};
+use crate::ops::{AttentionImplementation, AttentionSettings, RopeSettings};
 use crate::visibility::Visibility;
 
 /// A type that a Flex tensor stores. The values computed with are stored by some tensor, too.
@@ -101,14 +101,9 @@ impl TreeAttentionOps for Flex {
     fn rope(
         x: FloatTensor<Self>,
         position_ids: IntTensor<Self>,
-        theta: f64,
-        rotary_dim: usize,
-        direction: RopeDirection,
+        settings: RopeSettings,
     ) -> FloatTensor<Self> {
-        with_float!(
-            x.dtype(),
-            rope(x, position_ids, theta, rotary_dim, direction)
-        )
+        with_float!(x.dtype(), rope(x, position_ids, settings))
     }
 }
 
@@ -163,21 +158,12 @@ fn backward<E: FlexFloat>(
 fn rope<E: FlexFloat>(
     x: FlexTensor,
     position_ids: FlexTensor,
-    theta: f64,
-    rotary_dim: usize,
-    direction: RopeDirection,
+    settings: RopeSettings,
 ) -> FlexTensor {
     let (x, shape) = (x.to_contiguous(), x.shape());
     let positions = position_ids.into_data().iter::<i64>().collect::<Vec<_>>();
     let dims = [shape[0], shape[1], shape[2], shape[3]];
-    let out = native::rope(
-        x.storage::<E>(),
-        dims,
-        &positions,
-        theta,
-        rotary_dim,
-        direction,
-    );
+    let out = native::rope(x.storage::<E>(), dims, &positions, settings);
     tensor(out, &shape)
 }
 
@@ -220,6 +206,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ops::{RopeDirection, RopePairing};
     use crate::support::{Case, cases, random, relative_error};
     use crate::{RopeConfig, TreeAttentionOptions};
 
@@ -227,10 +214,7 @@ mod tests {
     fn public_functions_run_this_implementation() {
         let device = Device::flex().autodiff();
         let ids = Tensor::<2, Int>::from_ints([[0, 1, 2]], &device.clone().inner());
-        let config = RopeConfig {
-            theta: 1e4,
-            rotary_dim: None,
-        };
+        let config = RopeConfig::new(1e4);
         let x = random([1, 2, 3, 4], 1, DType::F32, &device).require_grad();
         let rotated = crate::rope(x.clone(), ids, &config);
         let layout = crate::support::Forest(vec![(None, 1), (Some(0), 1), (Some(0), 1)]).layout();
@@ -334,14 +318,21 @@ mod tests {
             positions in prop::collection::vec(0..5000i64, 2 * 9),
             half in 1..=4usize,
             backward: bool,
+            interleaved: bool,
             seed: u64,
         ) {
             let x = primitive(random([2, 3, 9, 8], seed, DType::F64, &Device::flex()));
             let ids = burn::tensor::TensorData::new(positions, [2, 9]);
             let ids = FlexTensor::from_data(ids);
             let direction = if backward { RopeDirection::Backward } else { RopeDirection::Forward };
-            let ours = rope::<f64>(x.clone(), ids.clone(), 1e4, 2 * half, direction);
-            let generic = generic::rope::<Flex>(x, ids, 1e4, 2 * half, direction);
+            let settings = RopeSettings {
+                theta: 1e4,
+                rotary_dim: 2 * half,
+                pairing: if interleaved { RopePairing::Interleaved } else { RopePairing::Halves },
+                direction,
+            };
+            let ours = rope::<f64>(x.clone(), ids.clone(), settings);
+            let generic = generic::rope::<Flex>(x, ids, settings);
             let error = relative_error(&tensor(ours), &tensor(generic));
             // The same angles; sine and cosine may differ in the last bit.
             prop_assert!(error < 1e-14, "{error:e}");

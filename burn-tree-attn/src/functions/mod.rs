@@ -6,8 +6,8 @@ mod tree_attention;
 
 pub use rope::{RopeConfig, rope, try_rope};
 pub use tree_attention::{
-    TreeAttentionOptions, tree_attention, tree_attention_with_past, try_tree_attention,
-    try_tree_attention_with_past,
+    KeyValue, PastKeyValue, TreeAttentionOptions, tree_attention, tree_attention_with_past,
+    try_tree_attention, try_tree_attention_with_past,
 };
 
 use burn::tensor::{DType, Device};

@@ -5,23 +5,36 @@ use burn::tensor::{Int, Tensor};
 
 use super::{is_supported, same_device};
 use crate::RopeError;
-use crate::ops::{RopeDirection, TreeAttentionOps};
+use crate::ops::{RopeDirection, RopePairing, RopeSettings, TreeAttentionOps};
 
-/// Rotary embedding settings: rotate-half pairs `(i, i + rotary_dim / 2)`.
+/// Rotary embedding settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
     /// Base of the angles.
     pub theta: f64,
     /// Leading dimensions that are rotated; all of them if `None`.
     pub rotary_dim: Option<usize>,
+    /// Which of them turn together.
+    pub pairing: RopePairing,
+}
+
+impl RopeConfig {
+    /// All dimensions, in [halves](RopePairing::Halves), by angles of the base `theta`.
+    pub fn new(theta: f64) -> Self {
+        Self {
+            theta,
+            rotary_dim: None,
+            pairing: RopePairing::Halves,
+        }
+    }
 }
 
 /// Rotates `x [B, H, N, D]` by the angles of `position_ids [B, N]`.
 ///
-/// Pair `i` of a row at position `p` turns by `p * theta^(-2 i / rotary_dim)`; the pairs are
-/// `(i, i + rotary_dim / 2)`, as in Hugging Face models, and dimensions from `rotary_dim` on stay
-/// as they are. Angles and products are computed in f32 (f64 for f64 inputs). The result has the
-/// dtype of `x`: f64, f32, f16 or bf16. Differentiable in `x`.
+/// Pair `i` of a row at position `p` turns by `p * theta^(-2 i / rotary_dim)`; the pairs are those
+/// of [`RopePairing`], and dimensions from `rotary_dim` on stay as they are. Angles and products
+/// are computed in f32 (f64 for f64 inputs). The result has the dtype of `x`: f64, f32, f16 or
+/// bf16. Differentiable in `x`.
 ///
 /// Su et al., *RoFormer* (2021).
 ///
@@ -37,8 +50,8 @@ pub struct RopeConfig {
 /// let x = Tensor::<4>::ones([1, 1, 3, 2], &device);
 /// // Rows 1 and 2 are siblings: the same position on two paths.
 /// let position_ids = Tensor::<2, Int>::from_ints([[0, 1, 1]], &device);
-/// let config = RopeConfig { theta: 10_000.0, rotary_dim: None };
-/// let rotated = rope(x, position_ids, &config).into_data().to_vec::<f32>().unwrap();
+/// let rotated = rope(x, position_ids, &RopeConfig::new(10_000.0));
+/// let rotated = rotated.into_data().to_vec::<f32>().unwrap();
 /// assert_eq!(rotated[0..2], [1.0, 1.0]);
 /// assert!((rotated[2] - (1f32.cos() - 1f32.sin())).abs() < 1e-6);
 /// assert_eq!(rotated[2..4], rotated[4..6]);
@@ -85,8 +98,11 @@ pub fn try_rope(
     Ok(Tensor::from_dispatch(<Dispatch as TreeAttentionOps>::rope(
         x.into_dispatch(),
         position_ids.into_dispatch(),
-        config.theta,
-        rotary_dim,
-        RopeDirection::Forward,
+        RopeSettings {
+            theta: config.theta,
+            rotary_dim,
+            pairing: config.pairing,
+            direction: RopeDirection::Forward,
+        },
     )))
 }

@@ -94,13 +94,34 @@ pub fn try_tree_attention(
     Ok(attend(query, key, value, mask, settings))
 }
 
-/// [`tree_attention`] of rows that continue others: `past` and own keys (and values) count as one
-/// tensor, the past first.
+/// Keys and values of rows that were computed before: the past of [`tree_attention_with_past`].
+///
+/// Keys are those that attention took there, after the rotary embedding.
+#[derive(Clone, Debug)]
+pub struct PastKeyValue {
+    /// `[B, Hkv, P, D]`
+    pub key: Tensor<4>,
+    /// `[B, Hkv, P, Dv]`
+    pub value: Tensor<4>,
+}
+
+/// Keys and values of the rows that a call of [`tree_attention_with_past`] is for.
+///
+/// Not the type of the past: with the two exchanged, every shape could fit.
+#[derive(Clone, Debug)]
+pub struct KeyValue {
+    /// `[B, Hkv, M - P, D]`, `M` keys of the mask less `P` past ones.
+    pub key: Tensor<4>,
+    /// `[B, Hkv, M - P, Dv]`
+    pub value: Tensor<4>,
+}
+
+/// [`tree_attention`] of rows that continue others: keys (and values) of `past` and `own` count as
+/// one tensor, the past first.
 ///
 /// * `query`: `[B, Hq, N, D]`
 /// * `past`: key `[B, Hkv, P, D]` and value `[B, Hkv, P, Dv]`
-/// * `key`: `[B, Hkv, M - P, D]`
-/// * `value`: `[B, Hkv, M - P, Dv]`
+/// * `own`: key `[B, Hkv, M - P, D]` and value `[B, Hkv, M - P, Dv]`
 /// * `mask`: for `B` rows, `N` queries and `M` keys
 ///
 /// All else is as with [`tree_attention`], which gives the same bits for the joined tensors; but
@@ -114,7 +135,8 @@ pub fn try_tree_attention(
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
 /// use burn_tree_attn::{
-///     KeyIntervals, TreeAttentionOptions, TreeMask, tree_attention_with_past,
+///     KeyIntervals, KeyValue, PastKeyValue, TreeAttentionOptions, TreeMask,
+///     tree_attention_with_past,
 /// };
 ///
 /// let device = Device::flex();
@@ -128,37 +150,38 @@ pub fn try_tree_attention(
 /// let mask = TreeMask::from_intervals(&[tree], &device)?;
 /// let random = |heads| Tensor::<4>::random([1, heads, 2, 8], Distribution::Default, &device);
 /// let options = TreeAttentionOptions::default();
-/// let past = (random(2), random(2));
-/// let output = tree_attention_with_past(random(4), past, random(2), random(2), &mask, options);
+/// let past = PastKeyValue { key: random(2), value: random(2) };
+/// let own = KeyValue { key: random(2), value: random(2) };
+/// let output = tree_attention_with_past(random(4), past, own, &mask, options);
 /// assert_eq!(output.dims(), [1, 4, 2, 8]);
 /// # Ok::<(), burn_tree_attn::TreeMaskError>(())
 /// ```
 pub fn tree_attention_with_past(
     query: Tensor<4>,
-    past: (Tensor<4>, Tensor<4>),
-    key: Tensor<4>,
-    value: Tensor<4>,
+    past: PastKeyValue,
+    own: KeyValue,
     mask: &TreeMask,
     options: TreeAttentionOptions,
 ) -> Tensor<4> {
-    try_tree_attention_with_past(query, past, key, value, mask, options)
+    try_tree_attention_with_past(query, past, own, mask, options)
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// As [`tree_attention_with_past`], with an error for arguments that do not fit.
 ///
 /// # Errors
-/// As [`try_tree_attention`], and if the past differs from key and value in more than its length.
+/// As [`try_tree_attention`], and if `past` differs from `own` in more than its length.
 pub fn try_tree_attention_with_past(
     query: Tensor<4>,
-    (past_key, past_value): (Tensor<4>, Tensor<4>),
-    key: Tensor<4>,
-    value: Tensor<4>,
+    past: PastKeyValue,
+    own: KeyValue,
     mask: &TreeMask,
     options: TreeAttentionOptions,
 ) -> Result<Tensor<4>, TreeAttentionError> {
-    let past = [&past_key, &past_value];
-    let settings = check(&query, Some(past), [&key, &value], mask, options)?;
+    let past_tensors = Some([&past.key, &past.value]);
+    let settings = check(&query, past_tensors, [&own.key, &own.value], mask, options)?;
+    let (past_key, past_value) = (past.key, past.value);
+    let (key, value) = (own.key, own.value);
     // Backends do not join empty tensors.
     match [past_key.dims()[2], key.dims()[2]] {
         [0, _] => return Ok(attend(query, key, value, mask, settings)),
@@ -231,7 +254,7 @@ fn check_shapes(
     [key, value]: [[usize; 4]; 2],
     mask: &TreeMask,
 ) -> Result<(), TreeAttentionError> {
-    let expect = |tensor, dimension, found, expected, reason| {
+    let expect = |tensor, dimension, found, expected, reason: &str| {
         if found == expected {
             Ok(())
         } else {
@@ -240,7 +263,7 @@ fn check_shapes(
                 dimension,
                 found,
                 expected,
-                reason,
+                reason: reason.to_owned(),
             })
         }
     };
@@ -253,7 +276,16 @@ fn check_shapes(
         None => ("key", key[2]),
         Some([past, _]) => ("past and own key", past[2] + key[2]),
     };
-    expect(keys, "row count", rows, mask.n_keys(), of_mask)?;
+    let past_keys = mask.n_keys() - mask.n_queries();
+    let with_past = if past.is_none() && past_keys > 0 && rows == mask.n_queries() {
+        format!(
+            "of the mask, {past_keys} of them past keys of another pack: \
+             see tree_attention_with_past"
+        )
+    } else {
+        of_mask.to_owned()
+    };
+    expect(keys, "row count", rows, mask.n_keys(), &with_past)?;
     expect("key", "head dimension", key[3], head_dim, of_query)?;
     expect("value", "batch size", value[0], batch, of_query)?;
     expect("value", "head count", value[1], key[1], of_key)?;

@@ -8,7 +8,7 @@ mod tile;
 use burn::tensor::{DType, FloatDType};
 
 pub(crate) use attention::{attention_backward, attention_forward};
-pub(crate) use rope::{inverse_frequencies, rope};
+pub(crate) use rope::rope;
 
 /// The dtype that sums are kept in: f64 for f64, otherwise f32.
 pub(crate) fn accumulation_dtype(dtype: DType) -> FloatDType {

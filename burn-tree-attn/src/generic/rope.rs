@@ -6,27 +6,21 @@ use burn::tensor::{Shape, Slice, TensorData};
 
 use super::accumulation_dtype;
 use super::tile::cast;
-use crate::ops::RopeDirection;
+use crate::ops::{RopeDirection, RopePairing, RopeSettings};
 
-/// `theta^(-2 i / rotary_dim)` for the pairs `i < rotary_dim / 2`.
-pub(crate) fn inverse_frequencies(theta: f64, rotary_dim: usize) -> impl Iterator<Item = f64> {
-    (0..rotary_dim / 2).map(move |pair| theta.powf(-2.0 * pair as f64 / rotary_dim as f64))
-}
-
-/// `[x1 cos - x2 sin, x2 cos + x1 sin, rest]` with `x1`, `x2` the halves of the rotated
-/// dimensions, and the sine negated for the backward direction.
+/// `x1 cos - x2 sin` and `x2 cos + x1 sin` in the places of `x1` and `x2`, the first and the second
+/// elements of the pairs, and the sine negated for the backward direction.
 pub(crate) fn rope<B: Backend>(
     x: FloatTensor<B>,
     position_ids: IntTensor<B>,
-    theta: f64,
-    rotary_dim: usize,
-    direction: RopeDirection,
+    settings: RopeSettings,
 ) -> FloatTensor<B> {
-    let (shape, dtype, device) = (x.shape(), x.dtype(), x.device());
+    let rotary_dim = settings.rotary_dim;
+    let ([batch, heads, queries, head_dim], half) = (x.shape().dims(), rotary_dim / 2);
+    let (dtype, device) = (x.dtype(), x.device());
     let accumulation = accumulation_dtype(dtype);
-    let (batch, queries, half) = (shape[0], shape[2], rotary_dim / 2);
 
-    let frequencies: Vec<f64> = inverse_frequencies(theta, rotary_dim).collect();
+    let frequencies: Vec<f64> = settings.inverse_frequencies().collect();
     let frequencies =
         TensorData::new(frequencies, [1, 1, 1, half]).convert_dtype(accumulation.into());
     let frequencies = B::float_from_data(frequencies, &device);
@@ -38,25 +32,45 @@ pub(crate) fn rope<B: Backend>(
         B::float_expand(frequencies, grid),
     );
     let cos = B::float_cos(angles.clone());
-    let sin = match direction {
+    let sin = match settings.direction {
         RopeDirection::Forward => B::float_sin(angles),
         RopeDirection::Backward => B::float_neg(B::float_sin(angles)),
     };
 
-    let dims = |range| [0..batch, 0..shape[1], 0..queries, range].map(Slice::from);
-    let part = |range| cast::<B>(B::float_slice(x.clone(), &dims(range)), accumulation);
-    let (first, second) = (part(0..half), part(half..rotary_dim));
+    let dims = |range| [0..batch, 0..heads, 0..queries, range].map(Slice::from);
+    // First and second elements: two rows of `half`, or two columns.
+    let (places, side) = match settings.pairing {
+        RopePairing::Halves => ([2, half], 3),
+        RopePairing::Interleaved => ([half, 2], 4),
+    };
+    let rotated = B::float_slice(x.clone(), &dims(0..rotary_dim));
+    let shape = [batch, heads, queries, places[0], places[1]];
+    let rotated = B::float_reshape(rotated, Shape::from(shape));
+    let of_side = |element: usize| {
+        let mut ranges = shape.map(|len| 0..len);
+        ranges[side] = element..element + 1;
+        let elements = B::float_slice(rotated.clone(), &ranges.map(Slice::from));
+        let elements = B::float_reshape(elements, Shape::from([batch, heads, queries, half]));
+        cast::<B>(elements, accumulation)
+    };
+    let (first, second) = (of_side(0), of_side(1));
     let turned_first = B::float_sub(
         B::float_mul(first.clone(), cos.clone()),
         B::float_mul(second.clone(), sin.clone()),
     );
     let turned_second = B::float_add(B::float_mul(second, cos), B::float_mul(first, sin));
-    let mut parts = vec![
-        cast::<B>(turned_first, dtype.into()),
-        cast::<B>(turned_second, dtype.into()),
-    ];
-    if rotary_dim < shape[3] {
-        parts.push(B::float_slice(x.clone(), &dims(rotary_dim..shape[3])));
+    let turned = [turned_first, turned_second].map(|elements| {
+        let mut shape = shape;
+        shape[side] = 1;
+        B::float_reshape(cast::<B>(elements, dtype.into()), Shape::from(shape))
+    });
+    let turned = B::float_reshape(
+        B::float_cat(turned.to_vec(), side),
+        Shape::from([batch, heads, queries, rotary_dim]),
+    );
+    if rotary_dim == head_dim {
+        return turned;
     }
-    B::float_cat(parts, 3)
+    let rest = B::float_slice(x, &dims(rotary_dim..head_dim));
+    B::float_cat(vec![turned, rest], 3)
 }

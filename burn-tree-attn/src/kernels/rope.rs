@@ -11,8 +11,8 @@ use cubecl::prelude::*;
 use tree_training_cube::address_type;
 
 use super::elementwise_dim;
-use crate::generic::{accumulation_dtype, inverse_frequencies};
-use crate::ops::RopeDirection;
+use crate::generic::accumulation_dtype;
+use crate::ops::{RopeDirection, RopePairing, RopeSettings};
 
 /// Heads that a unit turns by the same angles.
 const HEADS_PER_UNIT: usize = 4;
@@ -31,12 +31,14 @@ struct Rows {
 /// Vectors of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Head {
-    /// Of the first elements of the pairs; as many second ones follow.
+    /// Half of those that are turned.
     half: usize,
     /// That stay as they are.
     rest: usize,
     /// Those are there already.
     in_place: bool,
+    /// Pairs are neighbours, not `half` vectors apart.
+    interleaved: bool,
     backward: bool,
     /// Sine and cosine from the runtime: f64, which only runtimes with a full library have.
     native: bool,
@@ -53,7 +55,8 @@ impl Head {
     }
 }
 
-/// One unit for each pair of vectors (and each vector that stays) of each row, for a few heads.
+/// One unit for each two vectors of the same pairs (and each vector that stays) of each row, for a
+/// few heads. The elements of interleaved pairs change places in registers.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn rope_kernel<E: Float, A: Float, I: Int, N: Size>(
     x: &[Vector<E, N>],
@@ -102,14 +105,69 @@ fn rope_kernel<E: Float, A: Float, I: Int, N: Size>(
         let from = batch * sizes.batch_stride + h * sizes.head_stride + row * sizes.row_stride;
         let to = ((batch * sizes.heads + h) * sizes.rows + row) * head_vectors;
         if item < head.half {
-            let first = Vector::<A, N>::cast_from(x[from + item]);
-            let second = Vector::<A, N>::cast_from(x[from + item + head.half]);
-            output[to + item] = Vector::<E, N>::cast_from(first * cos - second * sin);
-            output[to + item + head.half] = Vector::<E, N>::cast_from(second * cos + first * sin);
+            if comptime!(head.interleaved) {
+                let low = Vector::<A, N>::cast_from(x[from + 2 * item]);
+                let high = Vector::<A, N>::cast_from(x[from + 2 * item + 1]);
+                let first = every_other::<A, N>(low, high, 0usize);
+                let second = every_other::<A, N>(low, high, 1usize);
+                let turned_first = first * cos - second * sin;
+                let turned_second = second * cos + first * sin;
+                let low = alternating::<A, N>(turned_first, turned_second, 0usize);
+                let high = alternating::<A, N>(turned_first, turned_second, N::value());
+                output[to + 2 * item] = Vector::<E, N>::cast_from(low);
+                output[to + 2 * item + 1] = Vector::<E, N>::cast_from(high);
+            } else {
+                let first = Vector::<A, N>::cast_from(x[from + item]);
+                let second = Vector::<A, N>::cast_from(x[from + item + head.half]);
+                output[to + item] = Vector::<E, N>::cast_from(first * cos - second * sin);
+                output[to + item + head.half] =
+                    Vector::<E, N>::cast_from(second * cos + first * sin);
+            }
         } else {
             output[to + item + head.half] = x[from + item + head.half];
         }
     }
+}
+
+/// The elements `from`, `from + 2`, ... of `low` and then `high`.
+#[cube]
+fn every_other<A: Float, N: Size>(
+    low: Vector<A, N>,
+    high: Vector<A, N>,
+    #[comptime] from: usize,
+) -> Vector<A, N> {
+    let mut elements = Vector::<A, N>::empty();
+    let length = N::value();
+    #[unroll]
+    for i in 0..length {
+        let at = comptime!(from + 2 * i);
+        if comptime!(at < length) {
+            elements.insert(i, low.extract(at));
+        } else {
+            elements.insert(i, high.extract(comptime!(at - length)));
+        }
+    }
+    elements
+}
+
+/// The elements from `from` on of `first` and `second` in turn.
+#[cube]
+fn alternating<A: Float, N: Size>(
+    first: Vector<A, N>,
+    second: Vector<A, N>,
+    #[comptime] from: usize,
+) -> Vector<A, N> {
+    let mut elements = Vector::<A, N>::empty();
+    #[unroll]
+    for i in 0..N::value() {
+        let at = comptime!((from + i) / 2);
+        if comptime!((from + i) % 2 == 0) {
+            elements.insert(i, first.extract(at));
+        } else {
+            elements.insert(i, second.extract(at));
+        }
+    }
+    elements
 }
 
 /// Sine and cosine of an angle.
@@ -162,13 +220,8 @@ fn turn<A: Float>(angle: A, #[comptime] native: bool) -> Turn<A> {
 /// As [`TreeAttentionOps::rope`](crate::TreeAttentionOps::rope): in place if `x` is contiguous and
 /// nobody else holds it, otherwise to a new contiguous tensor, from any strides of `x` that keep
 /// heads in one piece.
-pub(crate) fn rope(
-    x: CubeTensor,
-    position_ids: CubeTensor,
-    theta: f64,
-    rotary_dim: usize,
-    direction: RopeDirection,
-) -> CubeTensor {
+pub(crate) fn rope(x: CubeTensor, position_ids: CubeTensor, settings: RopeSettings) -> CubeTensor {
+    let rotary_dim = settings.rotary_dim;
     let x = if x.meta.is_tiled() || x.meta.strides()[3] != 1 {
         into_contiguous(x)
     } else {
@@ -191,7 +244,8 @@ pub(crate) fn rope(
         half: half / vector,
         rest: rest / vector,
         in_place,
-        backward: direction == RopeDirection::Backward,
+        interleaved: settings.pairing == RopePairing::Interleaved,
+        backward: settings.direction == RopeDirection::Backward,
         native: dtype == DType::F64,
     };
     let units = shape[0] * shape[1].div_ceil(HEADS_PER_UNIT) * shape[2] * head.items();
@@ -204,7 +258,7 @@ pub(crate) fn rope(
         units,
     );
     let computed = DType::from(accumulation_dtype(dtype));
-    let frequencies = inverse_frequencies(theta, rotary_dim);
+    let frequencies = settings.inverse_frequencies();
     let frequencies = match computed {
         DType::F64 => client.create_from_slice(f64::as_bytes(&frequencies.collect::<Vec<_>>())),
         _ => {

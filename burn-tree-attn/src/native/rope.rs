@@ -3,17 +3,14 @@
 use rayon::prelude::*;
 
 use super::scalar::{Real, Storage};
-use crate::generic::inverse_frequencies;
-use crate::ops::RopeDirection;
+use crate::ops::{RopeDirection, RopePairing, RopeSettings};
 
 /// Rotates `x [B, H, N, D]`; `positions [B, N]`.
 pub(crate) fn rope<E: Storage>(
     x: &[E],
     [batch, heads, queries, head_dim]: [usize; 4],
     positions: &[i64],
-    theta: f64,
-    rotary_dim: usize,
-    direction: RopeDirection,
+    settings: RopeSettings,
 ) -> Vec<E> {
     #[cfg(test)]
     super::calls::record("rope");
@@ -21,11 +18,13 @@ pub(crate) fn rope<E: Storage>(
     if x.is_empty() {
         return out;
     }
-    let half = rotary_dim / 2;
-    let frequencies: Vec<E::Compute> = inverse_frequencies(theta, rotary_dim)
-        .map(Real::from_f64)
-        .collect();
-    let table = AngleTable::new(positions, &frequencies, direction);
+    let frequencies = settings.inverse_frequencies().map(Real::from_f64);
+    let frequencies: Vec<E::Compute> = frequencies.collect();
+    let table = AngleTable::new(positions, &frequencies, settings.direction);
+    let rotate = match settings.pairing {
+        RopePairing::Halves => rotate_halves::<E>,
+        RopePairing::Interleaved => rotate_neighbours::<E>,
+    };
     let head_len = queries * head_dim;
     // Pieces of a head, so that there is work for every thread.
     let piece_rows = queries.div_ceil(rayon::current_num_threads().div_ceil(batch * heads));
@@ -41,20 +40,17 @@ pub(crate) fn rope<E: Storage>(
                 .for_each(|((out, x), positions)| {
                     let rows = out.chunks_exact_mut(head_dim).zip(x.chunks_exact(head_dim));
                     for ((out, x), &position) in rows.zip(positions) {
-                        rotate_row(out, x, table.row(position), half);
+                        rotate(out, x, table.row(position));
                     }
                 });
         });
     out
 }
 
-#[inline(always)]
-fn rotate_row<E: Storage>(
-    out: &mut [E],
-    x: &[E],
-    (cos, sin): (&[E::Compute], &[E::Compute]),
-    half: usize,
-) {
+/// Turns the pairs `(i, i + half)` of a row by `half` cosines and sines.
+fn rotate_halves<E: Storage>(out: &mut [E], x: &[E], (cos, sin): (&[E::Compute], &[E::Compute])) {
+    let half = cos.len();
+    let sin = &sin[..half];
     let (first, rest) = x.split_at(half);
     let (second, rest) = rest.split_at(half);
     let (out_first, out_rest) = out.split_at_mut(half);
@@ -63,6 +59,22 @@ fn rotate_row<E: Storage>(
         let (a, b) = (first[i].widen(), second[i].widen());
         out_first[i] = E::narrow(a * cos[i] - b * sin[i]);
         out_second[i] = E::narrow(b * cos[i] + a * sin[i]);
+    }
+    out_rest.copy_from_slice(rest);
+}
+
+/// Turns the pairs `(2 i, 2 i + 1)` of a row by as many cosines and sines.
+fn rotate_neighbours<E: Storage>(
+    out: &mut [E],
+    x: &[E],
+    (cos, sin): (&[E::Compute], &[E::Compute]),
+) {
+    let (pairs, rest) = x.split_at(2 * cos.len());
+    let (out_pairs, out_rest) = out.split_at_mut(2 * cos.len());
+    let (pairs, out_pairs) = (pairs.as_chunks::<2>().0, out_pairs.as_chunks_mut::<2>().0);
+    for (((out, pair), &cos), &sin) in out_pairs.iter_mut().zip(pairs).zip(cos).zip(sin) {
+        let [a, b] = pair.map(E::widen);
+        *out = [E::narrow(a * cos - b * sin), E::narrow(b * cos + a * sin)];
     }
     out_rest.copy_from_slice(rest);
 }

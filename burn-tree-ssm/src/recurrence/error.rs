@@ -38,6 +38,19 @@ pub enum RecurrenceError {
         /// What is wrong.
         source: LayoutError,
     },
+    /// A tree without an initial state begins below the first token of its path.
+    #[error(
+        "the tree of row {row} of batch row {batch} begins at depth {depth}, expected 0: its pack \
+         continues another one, whose states TreeRecurrence::try_continuing takes"
+    )]
+    Continues {
+        /// Batch row.
+        batch: usize,
+        /// The root.
+        row: usize,
+        /// Its depth on the path.
+        depth: u32,
+    },
     /// The list of initial states is not that of the trees.
     #[error("initial states are given for {found} roots, expected {expected} (one per root)")]
     RootStates {

@@ -11,6 +11,7 @@
 //!   read;
 //! * [`convolution`] finds the tokens that a causal convolution reads, and who reads whom.
 
+mod check;
 mod convolution;
 #[cfg(feature = "cubecl-backend")]
 pub(crate) mod device;
@@ -28,6 +29,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tree_pack::{IndexMemory, TreeLayout};
 
+use check::{check_depths, check_root_states, tree_of};
 pub use convolution::{ConvolutionPlan, Readers};
 pub use error::RecurrenceError;
 use paths::Paths;
@@ -104,37 +106,36 @@ impl TreeRecurrence {
     /// from zero.
     ///
     /// # Errors
-    /// If there are no rows, a layout is longer than `row_length` or contradicts itself, or the
-    /// rows exceed the index range.
+    /// If there are no rows, a layout is longer than `row_length` or contradicts itself, the rows
+    /// exceed the index range, or a tree begins below its root: it continues rows of another pack,
+    /// whose states [`try_continuing`](Self::try_continuing) takes.
     pub fn try_from_layouts(
         layouts: &[TreeLayout],
         row_length: usize,
     ) -> Result<Self, RecurrenceError> {
-        if layouts.is_empty() || row_length == 0 {
-            return Err(RecurrenceError::EmptyBatch);
-        }
-        let rows = layouts.len().checked_mul(row_length);
-        if rows.is_none_or(|rows| rows > MAX_ROWS) {
-            return Err(RecurrenceError::TooManyRows {
-                batch_size: layouts.len(),
-                row_length,
-            });
-        }
-        let mut tree = Tree::default();
-        for (batch, layout) in layouts.iter().enumerate() {
-            if layout.len() > row_length {
-                return Err(RecurrenceError::RowLength {
-                    batch,
-                    length: layout.len(),
-                    row_length,
-                });
-            }
-            layout
-                .validate()
-                .map_err(|source| RecurrenceError::Layout { batch, source })?;
-            tree.push(layout, row_length);
-        }
-        tree.root_states = vec![None; tree.roots.len()];
+        let tree = tree_of(layouts, row_length)?;
+        check_depths(layouts, &[])?;
+        let shape = (layouts.len(), row_length);
+        Ok(Self::build(shape, tree, Vec::new(), MAX_WINDOW_ROWS))
+    }
+
+    /// The recurrence on a batch of layouts some of whose trees continue rows of earlier packs:
+    /// `root_states[r]` is the index of the incoming state (and convolution tail) from which the
+    /// tree of root `r` starts, `None` if it starts from zero; roots in row order, batch row after
+    /// batch row.
+    ///
+    /// # Errors
+    /// As [`try_from_layouts`](Self::try_from_layouts); if there is not one entry per root, an index
+    /// is not below the number of roots, or a root below the first token of its path has no state.
+    pub fn try_continuing(
+        layouts: &[TreeLayout],
+        row_length: usize,
+        root_states: &[Option<u32>],
+    ) -> Result<Self, RecurrenceError> {
+        let mut tree = tree_of(layouts, row_length)?;
+        check_root_states(root_states, tree.roots.len())?;
+        check_depths(layouts, root_states)?;
+        tree.root_states = root_states.to_vec();
         let shape = (layouts.len(), row_length);
         Ok(Self::build(shape, tree, Vec::new(), MAX_WINDOW_ROWS))
     }
@@ -159,20 +160,7 @@ impl TreeRecurrence {
         root_states: &[Option<u32>],
     ) -> Result<Self, RecurrenceError> {
         let inner = &self.0;
-        let roots = inner.tree.roots.len();
-        if root_states.len() != roots {
-            return Err(RecurrenceError::RootStates {
-                found: root_states.len(),
-                expected: roots,
-            });
-        }
-        for (root, state) in root_states.iter().enumerate() {
-            if let &Some(state) = state
-                && state as usize >= roots
-            {
-                return Err(RecurrenceError::InitialState { root, state, roots });
-            }
-        }
+        check_root_states(root_states, inner.tree.roots.len())?;
         let mut tree = inner.tree.clone();
         tree.root_states = root_states.to_vec();
         let requested = inner.requested_rows.clone();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::backend::Dispatch;
 use burn::tensor::{FloatDType, Tensor, TensorData};
-use tree_pack::OccurrenceBatch;
+use tree_pack::{BatchId, OccurrenceBatch};
 
 use super::{LmHeadError, LmHeadPlan};
 use crate::TreeTrainOps;
@@ -45,6 +45,20 @@ pub struct TokenLogProbs {
     pub log_probs: Tensor<1>,
     /// `[n]` entropy in nats of the row's distribution over the vocabulary, if asked for.
     pub entropy: Option<Tensor<1>>,
+    /// The batch that they were computed for, so that a loss can refuse the occurrences of another.
+    pub(crate) batch: Option<BatchId>,
+}
+
+impl TokenLogProbs {
+    /// Log-probabilities `[n]`, and entropies `[n]` if any, that were computed elsewhere. Losses
+    /// cannot tell then whether they are those of their occurrences, except by their number.
+    pub fn new(log_probs: Tensor<1>, entropy: Option<Tensor<1>>) -> Self {
+        Self {
+            log_probs,
+            entropy,
+            batch: None,
+        }
+    }
 }
 
 /// Log-probabilities of the targets of `occurrences` given `hidden [B, N, H]` (after the final
@@ -75,7 +89,7 @@ pub struct TokenLogProbs {
 /// let output = token_log_probs(hidden, head, &batch.occurrences, LmHeadOptions::default());
 /// // Four predictions: the shared one is computed once and counts twice in its weight.
 /// assert_eq!(output.log_probs.dims(), [3]);
-/// let loss = sft_loss(output.log_probs, &batch.occurrences);
+/// let loss = sft_loss(output, &batch.occurrences);
 /// assert_eq!(loss.dims(), [1]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -95,8 +109,9 @@ pub fn token_log_probs(
 
 /// [`token_log_probs`] that returns an error if the arguments do not fit together.
 ///
-/// Targets live on the device and are not checked here: each must be below `V`. (On Flex one that
-/// is not panics, naming it; on CubeCL runtimes its log-probability is -3e38.)
+/// # Errors
+/// [`LmHeadError`]: shapes that differ, hidden states with other rows `[B, N]` than the batch of the
+/// occurrences, or a target that is not below `V`.
 pub fn try_token_log_probs(
     hidden: Tensor<3>,
     head_weight: Tensor<2>,
@@ -111,13 +126,14 @@ pub fn try_token_log_probs(
             head: head_size,
         });
     }
-    let [targets] = occurrences.targets.dims();
-    if targets != occurrences.host_rows.len() {
-        return Err(LmHeadError::Columns {
-            rows: occurrences.host_rows.len(),
-            targets,
+    let expected = occurrences.batch.map(|batch| batch.dims());
+    if let Some(expected) = expected.filter(|&expected| expected != [batch, rows]) {
+        return Err(LmHeadError::Rows {
+            found: [batch, rows],
+            expected,
         });
     }
+    check_targets(occurrences, vocab)?;
     let hidden_rows = batch * rows;
     let chunk_rows = options
         .chunk_rows
@@ -154,6 +170,7 @@ pub fn try_token_log_probs(
                 EntropyOutput::Differentiable => Some(none.clone()),
             },
             log_probs: none,
+            batch: occurrences.batch,
         });
     }
     let (log_probs, _log_sum_exp, entropy) = <Dispatch as TreeTrainOps>::lm_head_log_probs(
@@ -166,5 +183,28 @@ pub fn try_token_log_probs(
     Ok(TokenLogProbs {
         log_probs: Tensor::from_dispatch(log_probs),
         entropy: (options.entropy != EntropyOutput::None).then(|| Tensor::from_dispatch(entropy)),
+        batch: occurrences.batch,
     })
+}
+
+/// Checked on the host: a device cannot raise an error for a target that the head does not have.
+fn check_targets(occurrences: &OccurrenceBatch, vocab: usize) -> Result<(), LmHeadError> {
+    let [targets] = occurrences.targets.dims();
+    for targets in [targets, occurrences.host_targets.len()] {
+        if targets != occurrences.host_rows.len() {
+            return Err(LmHeadError::Columns {
+                rows: occurrences.host_rows.len(),
+                targets,
+            });
+        }
+    }
+    let mut host = occurrences.host_targets.iter();
+    match host.position(|&target| target as usize >= vocab) {
+        Some(occurrence) => Err(LmHeadError::Target {
+            occurrence,
+            target: occurrences.host_targets[occurrence],
+            vocab,
+        }),
+        None => Ok(()),
+    }
 }

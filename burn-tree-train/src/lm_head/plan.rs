@@ -149,9 +149,37 @@ impl LmHeadPlan {
 
 /// Arguments of [`crate::token_log_probs`] that do not fit together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum LmHeadError {
+    /// The occurrences are not those of the batch that the blocks computed.
+    #[error("the occurrences are those of another batch than the context's")]
+    OtherBatch,
+    /// The hidden states are not those of the batch.
+    #[error("the hidden states have [B, N] = {found:?} rows, expected {expected:?} as the batch")]
+    Rows {
+        /// `[B, N]` of the hidden states.
+        found: [usize; 2],
+        /// `[B, N]` of the batch that the occurrences are of.
+        expected: [usize; 2],
+    },
+    /// A target that the head does not have.
+    #[error(
+        "occurrence {occurrence} has target {target}, expected an id below {vocab}, the rows of the \
+         head weight [vocab, hidden]"
+    )]
+    Target {
+        /// Index of the occurrence.
+        occurrence: usize,
+        /// Its target.
+        target: u32,
+        /// Rows of the head weight.
+        vocab: usize,
+    },
     /// The hidden size of states and head differ.
-    #[error("the hidden states have {hidden} features, the head weight {head}")]
+    #[error(
+        "the hidden states have {hidden} features, the head weight {head}, expected [vocab, hidden] \
+         (a Burn Linear keeps [hidden, vocab]: transpose it)"
+    )]
     HiddenSize {
         /// Features of the hidden states.
         hidden: usize,

@@ -4,6 +4,7 @@ use burn::tensor::{DType, Tensor};
 use tree_pack::{LossForm, OccurrenceBatch};
 
 use super::ObjectiveInputError;
+use crate::TokenLogProbs;
 
 /// Reads the columns of a batch in the dtype of its log-probabilities, as constants.
 pub(super) struct Columns<'a> {
@@ -15,7 +16,7 @@ impl<'a> Columns<'a> {
     /// Checks that there is one log-probability for each occurrence, and that those were made for
     /// a loss of form `loss_form`. Occurrences for losses of trajectories serve any other loss.
     pub(super) fn new(
-        log_probs: &Tensor<1>,
+        head: &TokenLogProbs,
         occurrences: &'a OccurrenceBatch,
         loss_form: LossForm,
     ) -> Result<Self, ObjectiveInputError> {
@@ -26,11 +27,24 @@ impl<'a> Columns<'a> {
                 expected: loss_form,
             });
         }
+        Self::of_any_form(head, occurrences)
+    }
+
+    /// As [`Columns::new`], for a loss that serves occurrences of every form.
+    pub(super) fn of_any_form(
+        head: &TokenLogProbs,
+        occurrences: &'a OccurrenceBatch,
+    ) -> Result<Self, ObjectiveInputError> {
+        if let (Some(found), Some(expected)) = (head.batch, occurrences.batch)
+            && found != expected
+        {
+            return Err(ObjectiveInputError::OtherBatch);
+        }
         let columns = Self {
             occurrences,
-            dtype: log_probs.dtype(),
+            dtype: head.log_probs.dtype(),
         };
-        columns.constant("log-probabilities", log_probs)?;
+        columns.length("log-probabilities", &head.log_probs)?;
         Ok(columns)
     }
 
@@ -74,8 +88,21 @@ impl<'a> Columns<'a> {
         self.constant(name, column)
     }
 
-    /// A column of the batch's length, without gradient.
+    /// A column of the batch's length and at least the precision of the log-probabilities, without
+    /// gradient.
     pub(super) fn constant(&self, name: &'static str, column: &Tensor<1>) -> Column {
+        self.length(name, column)?;
+        if self.dtype == DType::F64 && column.dtype() != DType::F64 {
+            return Err(ObjectiveInputError::Precision {
+                column: name,
+                found: column.dtype(),
+                expected: self.dtype,
+            });
+        }
+        Ok(column.clone().inner().cast(self.dtype))
+    }
+
+    fn length(&self, name: &'static str, column: &Tensor<1>) -> Result<(), ObjectiveInputError> {
         let [found] = column.dims();
         let expected = self.occurrences.len();
         if found != expected {
@@ -85,7 +112,7 @@ impl<'a> Columns<'a> {
                 expected,
             });
         }
-        Ok(column.clone().inner().cast(self.dtype))
+        Ok(())
     }
 }
 

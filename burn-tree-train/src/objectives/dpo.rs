@@ -84,8 +84,8 @@ impl Default for DpoOptions {
 ///     let batch = TreeBatch::new(std::slice::from_ref(pack), &Device::flex());
 ///     // As the model would predict them: the margin is 2.
 ///     let log_probs = Tensor::<1>::from_floats([-0.2, -2.2], &Device::flex());
-///     dpo.collect(&log_probs, &batch.occurrences);
-///     let head = TokenLogProbs { log_probs, entropy: None };
+///     let head = TokenLogProbs::new(log_probs, None);
+///     dpo.collect(&head, &batch.occurrences);
 ///     loss += dpo.loss(head, &batch.occurrences).into_scalar::<f64>();
 /// }
 /// assert!((loss - (1.0 + (-0.2f64).exp()).ln()).abs() < 1e-6);
@@ -200,13 +200,13 @@ impl Dpo {
         self.chosen.indices().len()
     }
 
-    /// Takes the log-probabilities `[n]` of a pack into the sums of its trajectories; their
+    /// Takes the log-probabilities of a pack into the sums of its trajectories; their
     /// gradient, if any, is not used. Does not wait for the device.
     ///
     /// # Panics
     /// With the text of [`ObjectiveInputError`] where [`Dpo::try_collect`] returns one.
-    pub fn collect(&mut self, log_probs: &Tensor<1>, occurrences: &OccurrenceBatch) {
-        self.try_collect(log_probs, occurrences)
+    pub fn collect(&mut self, output: &TokenLogProbs, occurrences: &OccurrenceBatch) {
+        self.try_collect(output, occurrences)
             .unwrap_or_else(|error| panic!("Dpo::collect: {error}"));
     }
 
@@ -217,17 +217,17 @@ impl Dpo {
     /// step, or one that has been collected before.
     pub fn try_collect(
         &mut self,
-        log_probs: &Tensor<1>,
+        output: &TokenLogProbs,
         occurrences: &OccurrenceBatch,
     ) -> Result<(), ObjectiveInputError> {
-        let columns = Columns::new(log_probs, occurrences, Self::LOSS_FORM)?;
+        let columns = Columns::new(output, occurrences, Self::LOSS_FORM)?;
         if occurrences.is_empty() {
             return Ok(());
         }
         let reference = columns.ref_log_probs("the margin of a pair")?;
         self.coefficients = OnceLock::new();
         self.sums
-            .add([log_probs.clone().inner() - reference], occurrences)
+            .add([output.log_probs.clone().inner() - reference], occurrences)
     }
 
     /// The pack's part of the loss, `[1]`.
@@ -249,7 +249,7 @@ impl Dpo {
         head: TokenLogProbs,
         occurrences: &OccurrenceBatch,
     ) -> Result<Tensor<1>, ObjectiveInputError> {
-        Columns::new(&head.log_probs, occurrences, Self::LOSS_FORM)?;
+        Columns::new(&head, occurrences, Self::LOSS_FORM)?;
         if occurrences.is_empty() {
             return Ok(head.log_probs.sum());
         }

@@ -1,5 +1,6 @@
 //! What can be wrong with the arguments of an objective.
 
+use burn::tensor::DType;
 use tree_pack::LossForm;
 
 /// Arguments of an objective that do not fit together.
@@ -55,6 +56,22 @@ pub enum ObjectiveInputError {
         found: usize,
         /// Number of occurrences.
         expected: usize,
+    },
+    /// The log-probabilities were computed for other occurrences than these.
+    #[error("the log-probabilities are those of another batch than the occurrences")]
+    OtherBatch,
+    /// The columns are narrower than the log-probabilities.
+    #[error(
+        "{column} are in {found:?}, which rounds them, but the log-probabilities in {expected:?}: \
+         make the batch with TreeBatch::with_dtype"
+    )]
+    Precision {
+        /// The column.
+        column: &'static str,
+        /// Its dtype.
+        found: DType,
+        /// That of the log-probabilities.
+        expected: DType,
     },
     /// An occurrence belongs to no trajectory of the step.
     #[error("an occurrence belongs to trajectory {trajectory}, but the step has {trajectories}")]

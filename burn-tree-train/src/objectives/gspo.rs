@@ -81,8 +81,8 @@ impl Default for GspoOptions {
 ///     let batch = TreeBatch::new(std::slice::from_ref(pack), &Device::flex());
 ///     // As the model would predict them; the token that both share is predicted for each.
 ///     let log_probs = Tensor::<1>::from_floats([-0.5, -0.5, -0.7, -0.7], &Device::flex());
-///     let head = TokenLogProbs { log_probs, entropy: None };
-///     gspo.collect(&head.log_probs, &batch.occurrences);
+///     let head = TokenLogProbs::new(log_probs, None);
+///     gspo.collect(&head, &batch.occurrences);
 ///     loss += gspo.loss(head, &batch.occurrences).0.into_scalar::<f64>();
 /// }
 /// // The policy is still the old one: both ratios are 1.
@@ -126,13 +126,13 @@ impl Gspo {
         })
     }
 
-    /// Takes the log-probabilities `[n]` of a pack into the sums of its trajectories; their
+    /// Takes the log-probabilities of a pack into the sums of its trajectories; their
     /// gradient, if any, is not used. Does not wait for the device.
     ///
     /// # Panics
     /// With the text of [`ObjectiveInputError`] where [`Gspo::try_collect`] returns one.
-    pub fn collect(&mut self, log_probs: &Tensor<1>, occurrences: &OccurrenceBatch) {
-        self.try_collect(log_probs, occurrences)
+    pub fn collect(&mut self, output: &TokenLogProbs, occurrences: &OccurrenceBatch) {
+        self.try_collect(output, occurrences)
             .unwrap_or_else(|error| panic!("Gspo::collect: {error}"));
     }
 
@@ -143,10 +143,10 @@ impl Gspo {
     /// step, or one that has been collected before.
     pub fn try_collect(
         &mut self,
-        log_probs: &Tensor<1>,
+        output: &TokenLogProbs,
         occurrences: &OccurrenceBatch,
     ) -> Result<(), ObjectiveInputError> {
-        let columns = Columns::new(log_probs, occurrences, Self::LOSS_FORM)?;
+        let columns = Columns::new(output, occurrences, Self::LOSS_FORM)?;
         if occurrences.is_empty() {
             return Ok(());
         }
@@ -156,7 +156,7 @@ impl Gspo {
             weights = weights * sampling.weights;
         }
         let advantages = columns.advantages("the clipped surrogate")?;
-        let log_ratio = log_probs.clone().inner() - old;
+        let log_ratio = output.log_probs.clone().inner() - old;
         let gain = weights.clone() * advantages.clone().clamp_min(0.0);
         let loss = weights * advantages.clamp_max(0.0);
         self.coefficients = OnceLock::new();
@@ -186,7 +186,7 @@ impl Gspo {
         head: TokenLogProbs,
         occurrences: &OccurrenceBatch,
     ) -> Result<(Tensor<1>, PolicyMetrics), ObjectiveInputError> {
-        let columns = Columns::new(&head.log_probs, occurrences, Self::LOSS_FORM)?;
+        let columns = Columns::new(&head, occurrences, Self::LOSS_FORM)?;
         let weights = columns.weights()?;
         if occurrences.is_empty() {
             return Ok(((head.log_probs * weights).sum(), PolicyMetrics::default()));

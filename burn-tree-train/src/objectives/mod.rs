@@ -8,7 +8,7 @@
 //!
 //! | objective | formula of | [`LossForm`] of the packs |
 //! |---|---|---|
-//! | [`crate::sft_loss`] | a token | `LogLikelihood`: always merged |
+//! | [`sft_loss`] | a token | `LogLikelihood`: always merged |
 //! | the same on advantages: REINFORCE | a token | `AdvantageWeighted`: always merged, the advantages are in the weights |
 //! | [`ppo_loss`] (PPO, GRPO) | a token | `PerToken`: merged where all inputs agree |
 //! | [`Gspo`] | a trajectory | `PerTrajectory`: never merged |
@@ -30,6 +30,7 @@ mod metrics;
 mod ppo;
 pub mod reference;
 mod regularization;
+mod sft;
 mod trajectory_sums;
 
 pub use dpo::{Dpo, DpoOptions, DpoStatistics, PreferenceLoss};
@@ -38,3 +39,4 @@ pub use gspo::{Gspo, GspoOptions};
 pub use metrics::{PolicyMetrics, PolicyStatistics};
 pub use ppo::{ClipRange, PpoOptions, ppo_loss, try_ppo_loss};
 pub use regularization::{KlEstimator, KlPenalty, Regularization};
+pub use sft::{sft_loss, try_sft_loss};

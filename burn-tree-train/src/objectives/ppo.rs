@@ -139,7 +139,7 @@ impl PpoOptions {
 ///
 /// // As the model would predict them: the first token has become more likely than e^0.2.
 /// let log_probs = Tensor::<1>::from_floats([-0.3, -0.9], &Device::flex());
-/// let head = TokenLogProbs { log_probs, entropy: None };
+/// let head = TokenLogProbs::new(log_probs, None);
 /// let (loss, metrics) = ppo_loss(head, &batch.occurrences, &PpoOptions::default());
 /// let expected = (-1.2 + (-0.2f64).exp()) / 2.0;
 /// assert!((loss.into_scalar::<f64>() - expected).abs() < 1e-6);
@@ -164,7 +164,7 @@ pub fn try_ppo_loss(
     options: &PpoOptions,
 ) -> Result<(Tensor<1>, PolicyMetrics), ObjectiveInputError> {
     options.check()?;
-    let columns = Columns::new(&head.log_probs, occurrences, PpoOptions::LOSS_FORM)?;
+    let columns = Columns::new(&head, occurrences, PpoOptions::LOSS_FORM)?;
     let weights = columns.weights()?;
     if occurrences.is_empty() {
         return Ok(((head.log_probs * weights).sum(), PolicyMetrics::default()));

@@ -3,9 +3,9 @@
 use burn::backend::ExecutionError;
 use burn_tree_attn::TreeMaskError;
 use thiserror::Error;
-use tree_pack::PacksError;
+use tree_pack::{BatchError, PacksError, VocabularyError};
 
-use crate::LmHeadError;
+use crate::{BlockError, LmHeadError};
 
 /// A step that cannot be computed.
 #[derive(Debug, Error)]
@@ -45,6 +45,30 @@ pub enum StepError {
         /// What is wrong.
         source: TreeMaskError,
     },
+    /// A pack cannot be uploaded.
+    #[error("pack {pack}: {source}")]
+    Batch {
+        /// Index of the pack.
+        pack: usize,
+        /// What is wrong.
+        source: BatchError,
+    },
+    /// A token id that the model does not have.
+    #[error(transparent)]
+    Vocabulary(#[from] VocabularyError),
+    /// A block failed, or did not leave what packs that continue this one need.
+    #[error("block {block} of the model, in pack {pack}: {source}")]
+    Block {
+        /// Index of the block.
+        block: usize,
+        /// Index of the pack.
+        pack: usize,
+        /// What is wrong.
+        source: BlockError,
+    },
+    /// The step would train nothing: no parameter gets a gradient.
+    #[error("no parameter gets a gradient: {0}")]
+    NoGradients(NoGradientsCause),
     /// The head cannot project a pack's predictions.
     #[error("pack {pack}: {source}")]
     Head {
@@ -56,4 +80,22 @@ pub enum StepError {
     /// The device failed while tensors were copied to the host.
     #[error("the device failed: {0}")]
     Device(#[from] ExecutionError),
+}
+
+/// Why a step has no gradients.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NoGradientsCause {
+    /// The model is on a device without autodiff, or is `valid()`.
+    #[error("the model is on a device without autodiff, expected one of Device::autodiff")]
+    NoAutodiff,
+    /// No parameter requires a gradient.
+    #[error("all parameters are frozen")]
+    Frozen,
+    /// No token of the step is trained.
+    #[error("no token of the step is trained (every loss_mask is false)")]
+    NothingTrained,
+    /// The losses are constants.
+    #[error("the losses do not depend on any trained parameter: were they detached?")]
+    Detached,
 }

@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use super::StepError;
 use super::inputs::{PackInputs, injections, objective};
 use super::kept::{Kept, Place};
-use super::rows::{BlockRows, Rows, left_by, past_of};
+use super::rows::{BlockRows, Rows, left_by};
 use super::{LossOf, Step};
 use crate::TreeModel;
 
@@ -37,7 +37,7 @@ impl Graph {
                 .gather(&step.shelf, block)
                 .map(Rows::into_leaves);
             past.push(rows.as_ref().map(|rows| rows.tensor.clone()));
-            let (y, outputs) = model.block(block, x, context, past_of(rows).as_ref());
+            let (y, outputs) = inputs.run_block(model, block, x, context, rows)?;
             x = y;
             if let (Some(options), Some(router)) = (&step.options.router_loss, &outputs.router) {
                 router_losses.push(options.of_block(&inputs, router));

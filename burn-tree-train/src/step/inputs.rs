@@ -8,11 +8,8 @@ use tree_pack::{IndexMemory, OccurrenceBatch, Pack, TreeBatch};
 use super::StepError;
 use super::kept::{Kept, PastSources, Place, Shelf};
 use super::plan::StepPlan;
-use super::rows::{BlockRows, left_by, past_of};
-use crate::{
-    BlockContext, BlockOutputs, GatherPlan, LmHeadOptions, TokenLogProbs, TreeModel,
-    try_token_log_probs,
-};
+use super::rows::{BlockRows, Rows, left_by, past_of};
+use crate::{BlockContext, BlockOutputs, GatherPlan, LmHeadOptions, TokenLogProbs, TreeModel};
 
 /// What one pass over a pack needs.
 pub(super) struct PackInputs {
@@ -27,6 +24,8 @@ pub(super) struct PackInputs {
     pub(super) past: PastSources,
     /// The rows whose keys and values descendants see, out of `N`; `None` without descendants.
     pub(super) kept_rows: Option<Arc<GatherPlan>>,
+    /// Number of rows whose states descendants start from.
+    requested: usize,
     /// Of the batch.
     batch_memory: IndexMemory,
 }
@@ -42,7 +41,11 @@ impl PackInputs {
     ) -> Result<Self, StepError> {
         let pack = &packs[index];
         let (past, left) = (plan.past(index), plan.left(index));
-        let batch = TreeBatch::with_dtype(std::slice::from_ref(pack), device, dtype);
+        let batch =
+            TreeBatch::try_part(pack, device, dtype).map_err(|source| StepError::Batch {
+                pack: index,
+                source,
+            })?;
         let mask = std::slice::from_ref(&past.mask);
         let requested = left.requested.clone();
         let context = BlockContext::continuing(&batch, mask, past.root_states, requested).map_err(
@@ -69,6 +72,7 @@ impl PackInputs {
             context,
             occurrences: batch.occurrences,
             multiplicities,
+            requested: left.requested.len(),
             past: PastSources::new(&past.keys, past.states.as_ref(), rows_left, device),
             kept_rows,
         })
@@ -91,12 +95,40 @@ impl PackInputs {
         options: LmHeadOptions,
     ) -> Result<TokenLogProbs, StepError> {
         let hidden = model.final_norm(x);
-        try_token_log_probs(hidden, model.head_weight(), &self.occurrences, options).map_err(
-            |source| StepError::Head {
-                pack: self.index,
-                source,
-            },
-        )
+        let (head, occurrences) = (model.head_weight(), &self.occurrences);
+        let context = &self.context;
+        let log_probs = context.try_token_log_probs(hidden, head, occurrences, options);
+        log_probs.map_err(|source| StepError::Head {
+            pack: self.index,
+            source,
+        })
+    }
+
+    /// Runs a block of `model` in `context`, that of the pack, and checks that it leaves what
+    /// descendants need.
+    pub(super) fn run_block<M: TreeModel>(
+        &self,
+        model: &M,
+        block: usize,
+        x: Tensor<3>,
+        context: &BlockContext,
+        past: BlockRows<Rows>,
+    ) -> Result<(Tensor<3>, BlockOutputs), StepError> {
+        let failed = |source| StepError::Block {
+            block,
+            pack: self.index,
+            source,
+        };
+        context.take_asked();
+        let output = model.block(block, x, context, past_of(past).as_ref());
+        let (y, outputs) = output.map_err(failed)?;
+        let asked = context.take_asked();
+        if self.kept_rows.is_some() {
+            let [_, rows] = self.tokens.dims();
+            let checked = outputs.check(asked, rows, self.requested);
+            checked.map_err(|error| failed(error.into()))?;
+        }
+        Ok((y, outputs))
     }
 
     /// Runs all blocks of a model in which nothing is trained on `x [1, N, hidden]`, and puts what
@@ -113,8 +145,8 @@ impl PackInputs {
         let mut kept = Vec::new();
         for block in 0..model.n_blocks() {
             let past = self.past.gather(shelf, block);
-            let past = past_of(past.map(|rows| rows.with_autodiff(autodiff)));
-            let (y, outputs) = model.block(block, x.clone(), &self.context, past.as_ref());
+            let past = past.map(|rows| rows.with_autodiff(autodiff));
+            let (y, outputs) = self.run_block(model, block, x.clone(), &self.context, past)?;
             each(std::mem::replace(&mut x, y), &outputs)?;
             if let Some(rows) = &self.kept_rows {
                 kept.push(left_by(outputs, rows).try_map(|rows| Kept::new(rows, place))?);

@@ -23,19 +23,20 @@ mod rows;
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor};
-use tree_pack::{IndexMemory, OccurrenceBatch, Pack};
+use tree_pack::{IndexMemory, OccurrenceBatch, Pack, PackedStep};
 
 use self::graph::Graph;
 use self::inputs::PackInputs;
 use self::kept::{Place, Shelf};
 use self::plan::{StepPlan, Visit};
 use self::recompute::Checkpoint;
+use crate::model::{Trainable, trainable_without_gradient, what_is_trainable};
 use crate::{
-    BlockOutputs, LmHeadOptions, RouterLoad, RouterOutput, TokenLogProbs, TreeModel,
+    BlockOutputs, LmHeadOptions, RouterLoad, RouterOutput, TokenLogProbs, TreeModel, frozen,
     load_balancing_loss, widen_gradients,
 };
 
-pub use error::StepError;
+pub use error::{NoGradientsCause, StepError};
 
 /// How a step is computed.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -91,13 +92,24 @@ trait LossOf: FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> Tensor<1> {}
 
 impl<F: FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> Tensor<1>> LossOf for F {}
 
-/// Loss of each pack of one optimizer step, without autodiff, and the gradients of their sum in at
-/// least f32.
+/// What [`step_gradients`] returns.
+#[derive(Debug)]
+pub struct StepGradients {
+    /// Loss of each pack, `[1]`, without autodiff. Their sum is the loss of the step.
+    pub losses: Vec<Tensor<1>>,
+    /// Gradients of the sum of the losses, in at least f32.
+    pub gradients: GradientsParams,
+    /// Module paths of the parameters that require a gradient and got none, such as experts that no
+    /// token chose. The optimizer leaves them as they are.
+    pub without_gradient: Vec<String>,
+}
+
+/// Loss of each pack of one optimizer step, and the gradients of their sum.
 ///
-/// `packs` are those of one [`tree_pack::PackedStep`], in its order. `loss_of` gets the index of a
-/// pack, the log-probabilities of its occurrences and the occurrences themselves, and returns the
-/// part of the step's loss that comes from them, `[1]`, with the denominator of the whole step. It is
-/// called once per pack; packs that continue a pack follow it, depth-first.
+/// `loss_of` gets the index of a pack of `packed`, the log-probabilities of its occurrences and the
+/// occurrences themselves, and returns the part of the step's loss that comes from them, `[1]`, with
+/// the denominator of the whole step. It is called once per pack; packs that continue a pack follow
+/// it, depth-first.
 ///
 /// A device without enough memory need not fail here: ask [`check_device`](crate::check_device) before the
 /// gradients are used.
@@ -107,18 +119,19 @@ impl<F: FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> Tensor<1>> LossOf for F
 /// backends that compute the same twice.
 ///
 /// # Errors
-/// [`StepError`] if what a pack continues from contradicts the others, a pack has no rows or more than
-/// its padded length, or the device fails.
+/// [`StepError`], before anything is computed: the packs contradict themselves or each other, a token
+/// id is not below [`TreeModel::vocabulary_size`], or nothing can be trained. Later: a block fails or
+/// does not leave what other packs continue from, no loss depends on a trained parameter, or the
+/// device fails.
 ///
 /// # Panics
-/// If the model or `loss_of` does: on Flex, for token ids and targets that are not below the size of
-/// the vocabulary.
+/// If the model or `loss_of` does.
 ///
 /// # Example
 /// ```
 /// # use burn::module::{Module, Param};
 /// # use burn::tensor::{Device, Int, Tensor};
-/// # use burn_tree_train::{BlockContext, BlockOutputs, BlockPast, TreeModel};
+/// # use burn_tree_train::{BlockContext, BlockError, BlockOutputs, BlockPast, TreeModel};
 /// use burn_tree_train::{StepOptions, sft_loss, step_gradients};
 /// use tree_pack::{PackOptions, Trajectory, build_forests, pack_step};
 /// # #[derive(Module, Debug)]
@@ -131,7 +144,7 @@ impl<F: FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> Tensor<1>> LossOf for F
 /// #     }
 /// #     fn n_blocks(&self) -> usize { 0 }
 /// #     fn block(&self, _: usize, x: Tensor<3>, _: &BlockContext, _: Option<&BlockPast>)
-/// #         -> (Tensor<3>, BlockOutputs) { (x, BlockOutputs::default()) }
+/// #         -> Result<(Tensor<3>, BlockOutputs), BlockError> { Ok((x, BlockOutputs::default())) }
 /// #     fn final_norm(&self, x: Tensor<3>) -> Tensor<3> { x }
 /// #     fn head_weight(&self) -> Tensor<2> { self.table.val() }
 /// # }
@@ -141,32 +154,36 @@ impl<F: FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> Tensor<1>> LossOf for F
 /// let trajectories = [vec![1, 2, 3], vec![1, 2, 4]]
 ///     .map(|tokens| Trajectory::new("task", "run", tokens, vec![true; 3]));
 /// let forests = build_forests(&trajectories)?;
-/// let step = pack_step(&trajectories, &forests, &PackOptions::new(64))?;
+/// let packed = pack_step(&trajectories, &forests, &PackOptions::new(64))?;
 /// // `model` implements `TreeModel`.
-/// let (losses, gradients) = step_gradients(
+/// let step = step_gradients(
 ///     &model,
-///     &step.packs,
+///     &packed,
 ///     &StepOptions::default(),
 ///     &device,
-///     |_, output, occurrences| sft_loss(output.log_probs, occurrences),
+///     |_, output, occurrences| sft_loss(output, occurrences),
 /// )?;
-/// assert_eq!((losses.len(), gradients.len()), (1, 1));
+/// assert_eq!((step.losses.len(), step.gradients.len()), (1, 1));
+/// assert!(step.without_gradient.is_empty());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn step_gradients<M: Module + TreeModel>(
     model: &M,
-    packs: &[Pack],
+    packed: &PackedStep,
     options: &StepOptions,
     device: &Device,
     mut loss_of: impl FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> Tensor<1>,
-) -> Result<(Vec<Tensor<1>>, GradientsParams), StepError> {
+) -> Result<StepGradients, StepError> {
+    let packs = packed.packs.as_slice();
     let plan = StepPlan::new(packs)?;
     if options.router_loss.is_some() {
         check_counts(packs)?;
     }
+    packed.check_vocabulary(model.vocabulary_size())?;
+    check_trainable(model, packed)?;
     let mut step = Step {
         model,
-        frozen: model.clone().freeze(),
+        frozen: frozen(model),
         options,
         inner_device: device.clone().inner(),
         shelf: Shelf::new(packs.len(), options.place(), device),
@@ -189,10 +206,41 @@ pub fn step_gradients<M: Module + TreeModel>(
             }
         }
     }
+    let gradients = step.gradients.grads();
+    let predicts = packs.iter().any(|pack| !pack.occurrences.is_empty());
+    if gradients.is_empty() && predicts {
+        return Err(StepError::NoGradients(NoGradientsCause::Detached));
+    }
     let losses = losses
         .into_iter()
         .map(|loss| loss.expect("every pack is entered"));
-    Ok((losses.collect(), step.gradients.grads()))
+    Ok(StepGradients {
+        losses: losses.collect(),
+        without_gradient: trainable_without_gradient(model, &gradients),
+        gradients,
+    })
+}
+
+/// Refuses a step of which no gradient can come. One rank of several may have no trained tokens, the
+/// step must have some.
+fn check_trainable<M: Module>(model: &M, packed: &PackedStep) -> Result<(), StepError> {
+    let cause = match what_is_trainable(model) {
+        Trainable {
+            autodiff: false, ..
+        } => NoGradientsCause::NoAutodiff,
+        Trainable { trained: false, .. } => NoGradientsCause::Frozen,
+        _ if is_untrained(packed) => NoGradientsCause::NothingTrained,
+        _ => return Ok(()),
+    };
+    match packed.packs.is_empty() {
+        true => Ok(()),
+        false => Err(StepError::NoGradients(cause)),
+    }
+}
+
+fn is_untrained(packed: &PackedStep) -> bool {
+    let mut packs = packed.packs.iter();
+    packed.totals.trained_tokens == 0 && packs.all(|pack| pack.occurrences.is_empty())
 }
 
 /// The forward pass of [`step_gradients`] without gradients: for evaluation, log-probabilities of an
@@ -210,7 +258,7 @@ pub fn step_gradients<M: Module + TreeModel>(
 /// As [`step_gradients`].
 pub fn step_forward<M: Module + TreeModel, T>(
     model: &M,
-    packs: &[Pack],
+    packed: &PackedStep,
     options: &StepOptions,
     device: &Device,
     mut each: impl FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> T,
@@ -220,7 +268,7 @@ pub fn step_forward<M: Module + TreeModel, T>(
         let log_probs = inputs.log_probs(model, x, head)?;
         Ok(each(inputs.index, log_probs, &inputs.occurrences))
     };
-    forward_blocks(model, packs, options, device, |_, _| (), last)
+    forward_blocks(model, packed, options, device, |_, _| (), last)
 }
 
 /// Runs the blocks of all packs without recording a graph. `each_block` gets the pack and what a
@@ -228,15 +276,17 @@ pub fn step_forward<M: Module + TreeModel, T>(
 /// returns, and the pack.
 fn forward_blocks<M: Module + TreeModel, T>(
     model: &M,
-    packs: &[Pack],
+    packed: &PackedStep,
     options: &StepOptions,
     device: &Device,
     mut each_block: impl FnMut(&PackInputs, &BlockOutputs),
     mut last: impl FnMut(&M, Tensor<3>, &PackInputs) -> Result<T, StepError>,
 ) -> Result<Vec<T>, StepError> {
+    let packs = packed.packs.as_slice();
     let plan = StepPlan::new(packs)?;
+    packed.check_vocabulary(model.vocabulary_size())?;
     // Not `valid`: with autodiff the operations are those of a step, and so are the numbers.
-    let model = model.clone().freeze();
+    let model = frozen(model);
     let mut shelf = Shelf::new(packs.len(), Place::Device, device);
     let dtype = occurrence_dtype(&model);
     let mut results: Vec<Option<T>> = packs.iter().map(|_| None).collect();
@@ -269,16 +319,16 @@ fn forward_blocks<M: Module + TreeModel, T>(
 /// As [`step_gradients`].
 pub fn step_router_load<M: Module + TreeModel>(
     model: &M,
-    packs: &[Pack],
+    packed: &PackedStep,
     options: &StepOptions,
     device: &Device,
 ) -> Result<RouterLoad, StepError> {
-    check_counts(packs)?;
+    check_counts(&packed.packs)?;
     let mut load = RouterLoad::default();
     let count = |inputs: &PackInputs, outputs: &BlockOutputs| {
         load.add(outputs.router.as_slice(), &inputs.multiplicities);
     };
-    forward_blocks(model, packs, options, device, count, |_, _, _| Ok(()))?;
+    forward_blocks(model, packed, options, device, count, |_, _, _| Ok(()))?;
     Ok(load)
 }
 
@@ -290,12 +340,12 @@ pub fn step_router_load<M: Module + TreeModel>(
 /// As [`step_gradients`].
 pub fn step_index_memory<M: Module + TreeModel>(
     model: &M,
-    packs: &[Pack],
+    packed: &PackedStep,
     options: &StepOptions,
     device: &Device,
 ) -> Result<Vec<IndexMemory>, StepError> {
     let memory = |_: &M, _, inputs: &PackInputs| Ok(inputs.index_memory());
-    forward_blocks(model, packs, options, device, |_, _| (), memory)
+    forward_blocks(model, packed, options, device, |_, _| (), memory)
 }
 
 /// Whether it is known how many trajectories pass through each row.

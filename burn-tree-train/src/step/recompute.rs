@@ -6,7 +6,7 @@ use burn::tensor::{Int, Tensor};
 use super::StepError;
 use super::inputs::{PackInputs, injections, objective};
 use super::kept::{Kept, Stored};
-use super::rows::{BlockRows, Rows, left_by, past_of};
+use super::rows::{BlockRows, Rows, left_by};
 use super::{LossOf, Step};
 use crate::TreeModel;
 
@@ -139,9 +139,7 @@ impl<M: Module + TreeModel> Step<'_, M> {
             Some(experts) => &inputs.context.clone().with_routing(block, experts),
             None => &inputs.context,
         };
-        let (y, outputs) = self
-            .model
-            .block(block, x.clone(), context, past_of(rows).as_ref());
+        let (y, outputs) = inputs.run_block(self.model, block, x.clone(), context, rows)?;
         let mut parts = Vec::new();
         if let (Some(options), Some(router)) = (&self.options.router_loss, &outputs.router) {
             parts.push(options.of_block(inputs, router));

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
+use burn_tree_attn::PastKeyValue;
 
 use crate::{BlockOutputs, BlockPast, GatherPlan, gather_rows};
 
@@ -170,10 +171,10 @@ pub(super) fn left_by(outputs: BlockOutputs, plan: &Arc<GatherPlan>) -> BlockRow
 /// What a block continues from.
 pub(super) fn past_of(rows: BlockRows<Rows>) -> Option<BlockPast> {
     match rows {
-        BlockRows::Attention { key, value } => Some(BlockPast::Attention {
+        BlockRows::Attention { key, value } => Some(BlockPast::Attention(PastKeyValue {
             key: key.tensor,
             value: value.tensor,
-        }),
+        })),
         BlockRows::Recurrent { states, conv_tails } => Some(BlockPast::Recurrent {
             states: states.into_slots(),
             conv_tails: conv_tails.map(Rows::into_slots),

@@ -30,7 +30,7 @@ fn indices_are_linear_in_rows() {
         let context = BlockContext::new(&batch);
         let before = context.index_memory();
         context.recurrence().convolution(4).unwrap();
-        context.mask.visibility().plan(64, None);
+        context.mask().visibility().plan(64, None);
         let after = context.index_memory();
         // The recurrence and the plans count from when they are there.
         assert!(after.host_bytes > before.host_bytes);

@@ -27,6 +27,7 @@ fn occurrences(rows: &[u32], targets: &[i32], dtype: DType, device: &Device) -> 
     };
     let weights: Vec<f64> = (0..count).map(|index| 0.1 + 0.03 * index as f64).collect();
     OccurrenceBatch {
+        batch: None,
         loss_form: LossForm::default(),
         rows: integers(rows.iter().map(|&row| row as i32).collect()),
         targets: integers(targets.to_vec()),
@@ -39,6 +40,7 @@ fn occurrences(rows: &[u32], targets: &[i32], dtype: DType, device: &Device) -> 
         ref_log_probs: None,
         sampling_log_probs: None,
         host_rows: Arc::new(rows.to_vec()),
+        host_targets: Arc::new(targets.iter().map(|&target| target as u32).collect()),
         host_trajectories: Arc::new(vec![0; count]),
     }
 }
@@ -67,7 +69,7 @@ struct Outcome {
 
 /// Supervised loss, and a bonus for the entropy of each occurrence if it has a gradient.
 fn loss(output: TokenLogProbs, occurrences: &OccurrenceBatch, entropy: EntropyOutput) -> Tensor<1> {
-    let loss = sft_loss(output.log_probs, occurrences);
+    let loss = sft_loss(output.clone(), occurrences);
     if entropy != EntropyOutput::Differentiable {
         return loss;
     }
@@ -123,10 +125,7 @@ fn all_at_once(hidden: &Tensor<3>, head: &Tensor<2>, bonus: EntropyOutput) -> Ou
         occurrences.targets.clone(),
     );
     let entropy = reference::entropy(flat, head.clone(), occurrences.rows.clone());
-    let output = TokenLogProbs {
-        log_probs: log_probs.clone(),
-        entropy: Some(entropy.clone()),
-    };
+    let output = TokenLogProbs::new(log_probs.clone(), Some(entropy.clone()));
     let gradients = loss(output, &occurrences, bonus).backward();
     Outcome {
         log_probs: log_probs.into_data(),
@@ -269,7 +268,8 @@ fn a_large_vocabulary_and_many_occurrences() {
             let (rows, targets) = (occurrences.rows.clone(), occurrences.targets.clone());
             reference::token_log_probs(hidden.clone(), head.clone(), rows, targets)
         };
-        let gradients = sft_loss(log_probs.clone(), &occurrences).backward();
+        let gradients =
+            sft_loss(TokenLogProbs::new(log_probs.clone(), None), &occurrences).backward();
         [
             log_probs.into_data(),
             hidden.grad(&gradients).unwrap().into_data(),
@@ -305,7 +305,7 @@ fn a_tied_head_sums_both_gradients() {
             &occurrences,
             Default::default(),
         );
-        let gradients = sft_loss(output.log_probs, &occurrences).backward();
+        let gradients = sft_loss(output, &occurrences).backward();
         head.grad(&gradients).unwrap()
     };
     let reference = {
@@ -317,7 +317,8 @@ fn a_tied_head_sums_both_gradients() {
             occurrences.rows.clone(),
             occurrences.targets.clone(),
         );
-        let gradients = sft_loss(log_probs, &occurrences).backward();
+        let output = TokenLogProbs::new(log_probs, None);
+        let gradients = sft_loss(output, &occurrences).backward();
         head.grad(&gradients).unwrap()
     };
     gradient(true)
@@ -347,7 +348,7 @@ fn a_frozen_head_has_no_gradient() {
         &occurrences,
         Default::default(),
     );
-    let gradients = sft_loss(output.log_probs, &occurrences).backward();
+    let gradients = sft_loss(output, &occurrences).backward();
     assert!(head.grad(&gradients).is_none());
     let trained = inputs(VOCAB, DType::F32);
     hidden
@@ -367,6 +368,7 @@ fn nothing_to_predict() {
     let (hidden, head) = inputs(VOCAB, DType::F32);
     let none = OccurrenceBatch {
         host_rows: Arc::new(Vec::new()),
+        host_targets: Arc::new(Vec::new()),
         targets: Tensor::from_data(TensorData::new(Vec::<i32>::new(), [0]), &device),
         ..occurrences(&[0], &[0], DType::F32, &device)
     };

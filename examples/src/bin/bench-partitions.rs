@@ -228,10 +228,10 @@ fn measure(model: &Qwen3, way: &Way, device: &Device) -> Result<Measured> {
     let (start, cpu_start) = (Instant::now(), cpu_seconds());
     let gradients = step_gradients(
         model,
-        &way.step.packs,
+        &way.step,
         &way.options,
         device,
-        |_, output, occurrences| sft_loss(output.log_probs, occurrences),
+        |_, output, occurrences| sft_loss(output, occurrences),
     )?;
     wait(&plain);
     let (seconds, cpu_seconds) = (start.elapsed().as_secs_f64(), cpu_seconds() - cpu_start);

@@ -19,7 +19,7 @@ use burn::optim::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
 use burn::train::{InferenceStep, ItemLazy, Learner, SupervisedTraining, TrainOutput, TrainStep};
-use burn_tree_train::{BlockContext, LmHeadOptions, TreeModel, sft_loss, token_log_probs};
+use burn_tree_train::{BlockContext, LmHeadOptions, TreeModel, sft_loss};
 use clap::Parser;
 use tree_pack::{PackOptions, PackedStep, Trajectory, TreeBatch};
 use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
@@ -84,10 +84,11 @@ impl TreeFineTuning {
     fn loss(&self, step: &TreeBatch) -> Tensor<1> {
         let context = BlockContext::new(step);
         let hidden = self.model.hidden_states(step.tokens.clone(), &context);
+        // `TrainStep` returns no errors; blocks have none for a batch of whole trees.
+        let (hidden, head) = (hidden.expect("whole trees"), self.model.head_weight());
         let options = LmHeadOptions::default();
-        let head = self.model.head_weight();
-        let log_probs = token_log_probs(hidden, head, &step.occurrences, options).log_probs;
-        sft_loss(log_probs, &step.occurrences)
+        let output = context.token_log_probs(hidden, head, &step.occurrences, options);
+        sft_loss(output, &step.occurrences)
     }
 }
 

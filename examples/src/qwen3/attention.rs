@@ -4,9 +4,10 @@ use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::{Tensor, activation::sigmoid};
 use burn_tree_attn::{
-    RopeConfig, TreeAttentionOptions, rope, tree_attention, tree_attention_with_past,
+    KeyValue, RopeConfig, TreeAttentionOptions, try_rope, try_tree_attention,
+    try_tree_attention_with_past,
 };
-use burn_tree_train::{BlockContext, BlockPast};
+use burn_tree_train::{BlockContext, BlockError, BlockPast};
 
 use super::norm::RmsNorm;
 use super::source::ParameterSource;
@@ -88,25 +89,24 @@ impl Attention {
         })
     }
 
-    /// # Panics
-    ///
-    /// If `past` is that of a recurrent block.
+    /// # Errors
+    /// If `past` is that of a recurrent block, or an operation refuses its arguments.
     pub(super) fn forward(
         &self,
         x: Tensor<3>,
         context: &BlockContext,
         past: Option<&BlockPast>,
-    ) -> AttentionOutput {
+    ) -> Result<AttentionOutput, BlockError> {
         let [batch, rows, _] = x.dims();
         let heads = |x: Tensor<3>, width: usize| {
             let heads = x.dims()[2] / width;
             x.reshape([batch, rows, heads, width])
         };
         let rope_config = RopeConfig {
-            theta: self.rope_theta,
             rotary_dim: Some(self.rotary_dim),
+            ..RopeConfig::new(self.rope_theta)
         };
-        let rotate = |x: Tensor<4>| rope(x, context.position_ids.clone(), &rope_config);
+        let rotate = |x: Tensor<4>| try_rope(x, context.position_ids(), &rope_config);
 
         let query = self.q_proj.forward(x.clone());
         let (query, gate) = match self.output_gate {
@@ -121,20 +121,24 @@ impl Attention {
         let key = heads(self.k_proj.forward(x.clone()), self.head_dim);
         let key = self.k_norm.forward(key);
         let value = heads(self.v_proj.forward(x), self.head_dim).swap_dims(1, 2);
-        let query = rotate(query.swap_dims(1, 2));
-        let key = rotate(key.swap_dims(1, 2));
+        let query = rotate(query.swap_dims(1, 2))?;
+        let key = rotate(key.swap_dims(1, 2))?;
         let options = TreeAttentionOptions {
             sliding_window: self.sliding_window,
             ..Default::default()
         };
-        let (own_key, own_value) = (key.clone(), value.clone());
+        let own = KeyValue {
+            key: key.clone(),
+            value: value.clone(),
+        };
         let attended = match past {
-            None => tree_attention(query, own_key, own_value, &context.mask, options),
-            Some(BlockPast::Attention { key, value }) => {
-                let past = (key.clone(), value.clone());
-                tree_attention_with_past(query, past, own_key, own_value, &context.mask, options)
+            None => try_tree_attention(query, own.key, own.value, context.mask(), options)?,
+            Some(BlockPast::Attention(past)) => {
+                try_tree_attention_with_past(query, past.clone(), own, context.mask(), options)?
             }
-            Some(BlockPast::Recurrent { .. }) => panic!("attention continues from keys and values"),
+            Some(BlockPast::Recurrent { .. }) => {
+                return Err("attention continues from keys and values, got states".into());
+            }
         };
         let attended = attended.swap_dims(1, 2);
         let attended = match gate {
@@ -143,11 +147,11 @@ impl Attention {
         };
         let [_, _, heads, head_dim] = attended.dims();
         let attended = attended.reshape([batch, rows, heads * head_dim]);
-        AttentionOutput {
+        Ok(AttentionOutput {
             hidden: self.o_proj.forward(attended),
             key,
             value,
-        }
+        })
     }
 }
 

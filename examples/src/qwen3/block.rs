@@ -3,7 +3,7 @@
 
 use burn::module::Module;
 use burn::tensor::{DType, Int, Tensor};
-use burn_tree_train::{BlockContext, BlockOutputs, BlockPast};
+use burn_tree_train::{BlockContext, BlockError, BlockOutputs, BlockPast};
 
 use super::Qwen3Config;
 use super::attention::Attention;
@@ -93,18 +93,18 @@ impl Block {
         context: &BlockContext,
         past: Option<&BlockPast>,
         experts: Option<Tensor<2, Int>>,
-    ) -> (Tensor<3>, BlockOutputs) {
+    ) -> Result<(Tensor<3>, BlockOutputs), BlockError> {
         let mut outputs = BlockOutputs::default();
         let normed = self.input_layernorm.forward(x.clone());
         let mixed = match &self.mixer {
             Mixer::Attention(attention) => {
-                let output = attention.forward(normed, context, past);
+                let output = attention.forward(normed, context, past)?;
                 outputs.key = Some(output.key);
                 outputs.value = Some(output.value);
                 output.hidden
             }
             Mixer::GatedDeltaNet(layer) => {
-                let output = layer.forward(normed, context, past);
+                let output = layer.forward(normed, context, past)?;
                 outputs.states = output.states;
                 outputs.conv_tails = output.conv_tails;
                 output.hidden
@@ -120,7 +120,7 @@ impl Block {
                 hidden
             }
         };
-        (x + hidden, outputs)
+        Ok((x + hidden, outputs))
     }
 
     /// The dtype in which the block computes: that of its projections.

@@ -5,9 +5,9 @@ use burn::nn::Linear;
 use burn::tensor::{DType, Tensor, activation::sigmoid};
 use burn_tree_ssm::{
     CausalConv1dOptions, GatedDeltaRuleOptions, decay_gate, gated_rms_norm, l2_norm,
-    tree_causal_conv1d_split, tree_gated_delta_rule,
+    try_tree_causal_conv1d_split, try_tree_gated_delta_rule,
 };
-use burn_tree_train::{BlockContext, BlockPast};
+use burn_tree_train::{BlockContext, BlockError, BlockPast};
 
 use super::source::{Initial, ParameterSource};
 use super::{Architecture, LinearAttentionConfig, Qwen3Config, linear};
@@ -172,38 +172,38 @@ impl GatedDeltaNet {
 
     /// Runs the layer on `x [B, N, hidden]`, from zero states or from those of `past`.
     ///
-    /// # Panics
-    /// If `past` is that of a block with attention, or if it is given while the context's recurrence
+    /// # Errors
+    /// If `past` is that of a block with attention, if it is given while the context's recurrence
     /// names no initial states, or the other way round.
     pub fn forward(
         &self,
         x: Tensor<3>,
         context: &BlockContext,
         past: Option<&BlockPast>,
-    ) -> GatedDeltaNetOutput {
+    ) -> Result<GatedDeltaNetOutput, BlockError> {
         let [batch, rows, _] = x.dims();
         let (initial_states, initial_tails) = match past {
             None => (None, None),
             Some(BlockPast::Recurrent { states, conv_tails }) => {
                 (Some(states.clone()), conv_tails.clone())
             }
-            Some(BlockPast::Attention { .. }) => {
-                panic!("a recurrent layer continues from states and convolution tails")
+            Some(BlockPast::Attention(_)) => {
+                return Err("a recurrent layer continues from states, got keys and values".into());
             }
         };
         let Projected { qkv, z, b, a } = self.project(x);
 
-        let recurrence = context.recurrence();
+        let recurrence = context.try_recurrence()?;
         let key_dim = self.key_heads * self.key_head_dim;
         let value_dim = self.value_heads * self.value_head_dim;
-        let convolved = tree_causal_conv1d_split(
+        let convolved = try_tree_causal_conv1d_split(
             qkv,
             self.conv1d.weight.val(),
             recurrence,
             initial_tails,
             [key_dim, key_dim, value_dim],
             CausalConv1dOptions { silu: true },
-        );
+        )?;
         let [query, key, value] = convolved.outputs;
         let heads =
             |x: Tensor<3>, heads: usize, head_dim: usize| x.reshape([batch, rows, heads, head_dim]);
@@ -213,7 +213,7 @@ impl GatedDeltaNet {
         let key = l2_norm(key, L2_NORM_EPSILON);
         let value = heads(value, self.value_heads, self.value_head_dim);
         let log_decay = decay_gate(a, self.a_log.val(), self.dt_bias.val());
-        let mixed = tree_gated_delta_rule(
+        let mixed = try_tree_gated_delta_rule(
             query,
             key,
             value,
@@ -222,15 +222,15 @@ impl GatedDeltaNet {
             recurrence,
             initial_states,
             GatedDeltaRuleOptions::default(),
-        );
+        )?;
         let normed = gated_rms_norm(mixed.output, z, self.norm.weight.val(), self.norm.epsilon);
-        GatedDeltaNetOutput {
+        Ok(GatedDeltaNetOutput {
             hidden: self
                 .out_proj
                 .forward(normed.reshape([batch, rows, value_dim])),
             states: mixed.states,
             conv_tails: convolved.tails,
-        }
+        })
     }
 
     fn project(&self, x: Tensor<3>) -> Projected {

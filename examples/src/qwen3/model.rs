@@ -5,7 +5,9 @@ use std::sync::Arc;
 use burn::module::{Module, Param};
 use burn::nn::Embedding;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
-use burn_tree_train::{BlockContext, BlockOutputs, BlockPast, GatherPlan, TreeModel, gather_rows};
+use burn_tree_train::{
+    BlockContext, BlockError, BlockOutputs, BlockPast, GatherPlan, TreeModel, gather_rows,
+};
 
 use super::Qwen3Config;
 use super::block::Block;
@@ -33,7 +35,8 @@ use super::source::{ParameterSource, RandomSource};
 /// let forests = build_forests(&trajectories)?;
 /// let step = pack_step(&trajectories, &forests, &PackOptions::new(64))?;
 /// let batch = TreeBatch::new(&step.packs, &device);
-/// let hidden = model.hidden_states(batch.tokens.clone(), &BlockContext::new(&batch));
+/// let context = BlockContext::new(&batch);
+/// let hidden = model.hidden_states(batch.tokens.clone(), &context).unwrap();
 /// assert_eq!(hidden.dims(), [1, 4, config.hidden_size]); // four tokens instead of six
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -124,7 +127,7 @@ impl TreeModel for Qwen3 {
         let [batch, rows] = tokens.dims();
         let weight = self.embed_tokens.weight.val();
         let [vocab, hidden] = weight.dims();
-        let plan = GatherPlan::new(context.host_tokens.to_vec(), vocab)
+        let plan = GatherPlan::new(context.host_tokens().to_vec(), vocab)
             .unwrap_or_else(|error| panic!("token ids outside the vocabulary: {error}"));
         gather_rows(weight, &Arc::new(plan))
             .reshape([batch, rows, hidden])
@@ -141,7 +144,7 @@ impl TreeModel for Qwen3 {
         x: Tensor<3>,
         context: &BlockContext,
         past: Option<&BlockPast>,
-    ) -> (Tensor<3>, BlockOutputs) {
+    ) -> Result<(Tensor<3>, BlockOutputs), BlockError> {
         self.layers[index].forward(x, context, past, context.routing(index))
     }
 

@@ -57,6 +57,8 @@ pub struct Data {
     pub truncated: usize,
     /// Trajectories left out because of their length.
     pub dropped: usize,
+    /// Tasks left out because none of their tokens is trained.
+    pub untrained_tasks: usize,
 }
 
 impl Data {

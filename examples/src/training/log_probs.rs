@@ -37,7 +37,7 @@ pub fn compute<M: Module + TreeModel>(
     for tasks in steps {
         let step = plan.packs_of_every_token(tasks)?;
         let log_probs =
-            optimizer_step::log_probs(&worker, &step.packs, &trainer.options, &trainer.device)?;
+            optimizer_step::log_probs(&worker, &step, &trainer.options, &trainer.device)?;
         check_device(&trainer.device).map_err(StepError::Device)?;
         set(which, plan, &step, log_probs).map_err(StepError::Device)?;
     }

@@ -8,11 +8,11 @@ use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_tree_train::{
-    EntropyOutput, LmHeadOptions, StepOptions, TreeModel, check_device, shadow, step_forward,
-    step_gradients,
+    EntropyOutput, LmHeadOptions, StepGradients, StepOptions, TreeModel, check_device, shadow,
+    step_forward, step_gradients,
 };
 use thiserror::Error;
-use tree_pack::{Pack, PackedStep};
+use tree_pack::PackedStep;
 
 use super::clip::{clip_global_norm, global_norm};
 use super::objective::{Metrics, Objective, StepLoss};
@@ -29,6 +29,8 @@ pub struct StepOutcome {
     pub gradient_norm: f64,
     /// Wall time in seconds.
     pub seconds: f64,
+    /// Module paths of trained parameters that got no gradient.
+    pub without_gradient: Vec<String>,
 }
 
 /// A step that was not made; the model is unchanged.
@@ -111,12 +113,16 @@ impl<M: Module + TreeModel> Trainer<M> {
     ) -> Result<StepOutcome, StepError> {
         let start = Instant::now();
         let worker = self.precision.shadow(&self.model);
-        let (packs, options) = (&step.packs, &self.options);
+        let options = &self.options;
         let mut loss_of_step = objective.loss(step);
-        collect_first(&mut loss_of_step, &worker, packs, options, &self.device)?;
-        let (losses, gradients) = step_gradients(
+        collect_first(&mut loss_of_step, &worker, step, options, &self.device)?;
+        let StepGradients {
+            losses,
+            gradients,
+            without_gradient,
+        } = step_gradients(
             &worker,
-            packs,
+            step,
             options,
             &self.device,
             |_, log_probs, occurrences| loss_of_step.of_pack(log_probs, occurrences),
@@ -147,6 +153,7 @@ impl<M: Module + TreeModel> Trainer<M> {
             metrics: loss_of_step.metrics(),
             gradient_norm,
             seconds: start.elapsed().as_secs_f64(),
+            without_gradient,
         })
     }
 
@@ -180,12 +187,12 @@ impl<M: Module + TreeModel> Trainer<M> {
         objective: &impl Objective,
     ) -> Result<(f64, Metrics), burn_tree_train::StepError> {
         let worker = self.precision.shadow(&self.model);
-        let (packs, options) = (&step.packs, &self.options);
+        let options = &self.options;
         let mut loss = objective.loss(step);
-        collect_first(&mut loss, &worker, packs, options, &self.device)?;
+        collect_first(&mut loss, &worker, step, options, &self.device)?;
         let losses = step_forward(
             &worker,
-            packs,
+            step,
             options,
             &self.device,
             |_, log_probs, occurrences| loss.of_pack(log_probs, occurrences),
@@ -218,12 +225,12 @@ impl<M: Module + TreeModel> Trainer<M> {
 /// As [`step_forward`].
 pub fn log_probs<M: Module + TreeModel>(
     model: &M,
-    packs: &[Pack],
+    step: &PackedStep,
     options: &StepOptions,
     device: &Device,
 ) -> Result<Vec<Tensor<1>>, burn_tree_train::StepError> {
     let options = without_entropy(options);
-    step_forward(model, packs, &options, device, |_, output, _| {
+    step_forward(model, step, &options, device, |_, output, _| {
         output.log_probs
     })
 }
@@ -232,14 +239,14 @@ pub fn log_probs<M: Module + TreeModel>(
 fn collect_first<M: Module + TreeModel>(
     loss: &mut impl StepLoss,
     model: &M,
-    packs: &[Pack],
+    step: &PackedStep,
     options: &StepOptions,
     device: &Device,
 ) -> Result<(), burn_tree_train::StepError> {
     if loss.needs_first_pass() {
         let options = without_entropy(options);
-        step_forward(model, packs, &options, device, |_, output, occurrences| {
-            loss.collect(&output.log_probs, occurrences);
+        step_forward(model, step, &options, device, |_, output, occurrences| {
+            loss.collect(&output, occurrences);
         })?;
     }
     Ok(())
@@ -317,7 +324,7 @@ mod tests {
     }
 
     fn supervised(_: usize, log_probs: TokenLogProbs, occurrences: &OccurrenceBatch) -> Tensor<1> {
-        sft_loss(log_probs.log_probs, occurrences)
+        sft_loss(log_probs, occurrences)
     }
 
     #[test]
@@ -328,15 +335,14 @@ mod tests {
         assert_eq!((one.packs.len(), four.packs.len()), (1, 4));
         let options = StepOptions::default();
         let gradients = |step: &PackedStep| {
-            step_gradients(&model, &step.packs, &options, &device, supervised).unwrap()
+            step_gradients(&model, step, &options, &device, supervised).unwrap()
         };
-        let (losses_of_one, gradients_of_one) = gradients(&one);
-        let (losses_of_four, gradients_of_four) = gradients(&four);
+        let (one, of_four) = (gradients(&one), gradients(&four));
         let [loss_of_one, loss_of_four] =
-            [losses_of_one, losses_of_four].map(|losses| sum_on_host(losses).unwrap());
+            [one.losses, of_four.losses].map(|losses| sum_on_host(losses).unwrap());
         // Sums in f32 in another order.
         assert!((loss_of_one - loss_of_four).abs() < 1e-6 * loss_of_one);
-        let norms = [&gradients_of_one, &gradients_of_four].map(|gradients| {
+        let norms = [&one.gradients, &of_four.gradients].map(|gradients| {
             let norm = global_norm(&model, gradients).unwrap();
             norm.into_scalar::<f64>()
         });
@@ -360,13 +366,13 @@ mod tests {
         let model = Qwen3::random(&config(0.2), 1, FloatDType::F32, &device);
         let step = packs(18);
         let options = StepOptions::default();
-        let expected = log_probs(&model, &step.packs, &options, &device).unwrap();
+        let expected = log_probs(&model, &step, &options, &device).unwrap();
         let mut trained = Vec::new();
         let collect = |_, log_probs: TokenLogProbs, occurrences: &OccurrenceBatch| {
             trained.push(log_probs.log_probs.clone().inner());
-            sft_loss(log_probs.log_probs, occurrences)
+            sft_loss(log_probs, occurrences)
         };
-        step_gradients(&model, &step.packs, &options, &device, collect).unwrap();
+        step_gradients(&model, &step, &options, &device, collect).unwrap();
         assert_eq!((trained.len(), expected.len()), (2, 2));
         for (trained, expected) in trained.into_iter().zip(expected) {
             assert_eq!(trained.into_data(), expected.into_data());

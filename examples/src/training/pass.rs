@@ -42,6 +42,8 @@ pub struct Pass<M, O> {
     objective: O,
     cost: ModelCost,
     prediction: Option<Prediction>,
+    /// Of the last step.
+    without_gradient: Vec<String>,
 }
 
 /// What the time of steps is predicted from.
@@ -62,7 +64,13 @@ impl<M: Module + TreeModel, O: Objective> Pass<M, O> {
             objective,
             cost,
             prediction: None,
+            without_gradient: Vec::new(),
         }
+    }
+
+    /// Module paths of trained parameters that got no gradient in the last step.
+    pub fn without_gradient(&self) -> &[String] {
+        &self.without_gradient
     }
 
     /// The same pass, which records what was predicted for each step.
@@ -109,6 +117,7 @@ impl<M: Module + TreeModel, O: Objective> Pass<M, O> {
             .trainer
             .step(&packed, &self.objective, learning_rate)
             .map_err(|error| PassError::Step { step, error })?;
+        self.without_gradient = outcome.without_gradient;
         let counts = StepCounts::of_packs(&packed.packs);
         let mut metrics = outcome.metrics;
         metrics.extend(self.objective.describe(&packed, self.plan.trajectories()));

@@ -269,6 +269,10 @@ impl<'a> Run<'a> {
                 }
             }
             record.comparison = compare(&record, &self.setup.size.cost);
+            if step == self.completed_steps {
+                let names = passes[0].without_gradient();
+                progress.suspend(|| summary::print_without_gradient(names));
+            }
 
             let last = step + 1 == total_steps;
             let due = |every: usize| last || (every > 0 && (step + 1).is_multiple_of(every));

@@ -45,6 +45,7 @@ pub fn select(mut trajectories: Vec<Trajectory>, options: &DataOptions) -> Resul
         keep_longest(&mut trajectories);
     }
     limit_length(&mut trajectories, options, &mut data)?;
+    data.untrained_tasks = leave_out_untrained_tasks(&mut trajectories);
     let held_out = validation_tasks(&trajectories, options)?;
     let (validation, training): (Vec<_>, Vec<_>) = trajectories
         .into_iter()
@@ -136,6 +137,18 @@ fn limit_length(
             Ok(())
         }
     }
+}
+
+/// A step of nothing but such tasks would train nothing; returns their number.
+fn leave_out_untrained_tasks(trajectories: &mut Vec<Trajectory>) -> usize {
+    let before = task_ids(trajectories).len();
+    let trained: HashSet<String> = trajectories
+        .iter()
+        .filter(|trajectory| trajectory.trained_tokens() > 0)
+        .map(|trajectory| trajectory.task_id.clone())
+        .collect();
+    trajectories.retain(|trajectory| trained.contains(&trajectory.task_id));
+    before - trained.len()
 }
 
 /// Cuts a trajectory and all its columns to `length` tokens.
@@ -305,6 +318,21 @@ mod tests {
             matches!(error, DataError::Validation { left: 0, .. }),
             "{error}"
         );
+    }
+
+    #[test]
+    fn tasks_without_a_trained_token_are_left_out() {
+        let mut untrained = trajectory("b", "0", 3);
+        untrained.loss_mask = vec![true, false, false];
+        let mut context = trajectory("a", "1", 3);
+        context.loss_mask = vec![false; 3];
+        let data = select(
+            vec![trajectory("a", "0", 3), untrained, context],
+            &options(),
+        )
+        .unwrap();
+        assert_eq!(names(&data.training), ["0", "1"]);
+        assert_eq!((data.untrained_tasks, data.dropped), (1, 0));
     }
 
     #[test]

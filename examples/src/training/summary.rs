@@ -42,10 +42,29 @@ pub fn print_data(data: &Data, tasks: usize) {
             data.validation.len()
         );
     }
+    if data.untrained_tasks > 0 {
+        println!(
+            "Left out: {} tasks without a trained token",
+            grouped(data.untrained_tasks as u64)
+        );
+    }
     if data.truncated + data.dropped > 0 {
         println!(
             "Length limit: {} trajectories cut, {} left out",
             data.truncated, data.dropped
+        );
+    }
+}
+
+/// Parameters that the first step did not reach.
+pub fn print_without_gradient(names: &[String]) {
+    if let [first, others @ ..] = names {
+        println!(
+            "Without a gradient in the first step: {first}{}",
+            match others.len() {
+                0 => String::new(),
+                count => format!(" and {count} other parameters"),
+            }
         );
     }
 }

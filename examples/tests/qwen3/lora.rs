@@ -29,11 +29,8 @@ fn trained(model: &str, settings: &LoraSettings, device: &Device) -> Qwen3 {
 
 fn hidden(model: &Qwen3, device: &Device) -> Vec<f64> {
     let batch = tree_batch(&trajectories(), FloatDType::F32, device);
-    floats(
-        model
-            .hidden_states(batch.tokens.clone(), &BlockContext::new(&batch))
-            .into_data(),
-    )
+    let hidden = model.hidden_states(batch.tokens.clone(), &BlockContext::new(&batch));
+    floats(hidden.unwrap().into_data())
 }
 
 #[test]

@@ -11,7 +11,8 @@ use tree_training_examples::qwen3::weights::hf_gradients;
 use crate::{floats, load, trajectories, tree_batch};
 
 fn routers(model: &Qwen3, batch: &TreeBatch) -> Vec<RouterOutput> {
-    let (_, blocks) = model.forward(batch.tokens.clone(), &BlockContext::new(batch));
+    let context = BlockContext::new(batch);
+    let (_, blocks) = model.forward(batch.tokens.clone(), &context).unwrap();
     blocks
         .into_iter()
         .filter_map(|block| block.router)
@@ -145,9 +146,12 @@ fn rows_do_not_depend_on_each_other() {
     let model = load("qwen3_moe", FloatDType::F64, &device).valid();
     let trajectories = trajectories();
     let together = tree_batch(&trajectories, FloatDType::F64, &device);
-    let (hidden, _) = model.forward(together.tokens.clone(), &BlockContext::new(&together));
+    let hidden = |batch: &TreeBatch| {
+        let hidden = model.hidden_states(batch.tokens.clone(), &BlockContext::new(batch));
+        hidden.unwrap()
+    };
     let alone = tree_batch(&trajectories[..1], FloatDType::F64, &device);
-    let (single, _) = model.forward(alone.tokens.clone(), &BlockContext::new(&alone));
+    let (hidden, single) = (hidden(&together), hidden(&alone));
     let row =
         |hidden: Tensor<3>, row: usize| floats(hidden.slice([0..1, row..row + 1]).into_data());
     // The first trajectory is the first branch of the tree, or the second.

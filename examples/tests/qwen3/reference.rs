@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_tree_train::{BlockContext, LmHeadOptions, TreeModel, sft_loss, token_log_probs};
+use burn::tensor::{DType, Device, FloatDType};
+use burn_tree_train::{BlockContext, LmHeadOptions, TokenLogProbs, TreeModel, sft_loss};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use tree_pack::{
@@ -71,13 +71,15 @@ fn pack(case: &Case, loss: LossForm) -> PackedStep {
     pack_step(&case.trajectories, &forests, &options).unwrap()
 }
 
-pub fn log_probs(model: &Qwen3, batch: &TreeBatch) -> Tensor<1> {
-    let hidden = model.hidden_states(batch.tokens.clone(), &BlockContext::new(batch));
+pub fn log_probs(model: &Qwen3, batch: &TreeBatch) -> TokenLogProbs {
+    let context = BlockContext::new(batch);
+    let hidden = model.hidden_states(batch.tokens.clone(), &context);
+    let (hidden, head) = (hidden.unwrap(), model.head_weight());
     let options = LmHeadOptions {
         chunk_rows: Some(50),
         ..LmHeadOptions::default()
     };
-    token_log_probs(hidden, model.head_weight(), &batch.occurrences, options).log_probs
+    context.token_log_probs(hidden, head, &batch.occurrences, options)
 }
 
 fn worst_log_prob_error(model: &str, name: &str, dtype: FloatDType) -> f64 {
@@ -89,7 +91,7 @@ fn worst_log_prob_error(model: &str, name: &str, dtype: FloatDType) -> f64 {
     let mut compared = 0;
     for pack in &step.packs {
         let batch = TreeBatch::with_dtype(std::slice::from_ref(pack), &device, dtype);
-        let log_probs = log_probs(&qwen, &batch);
+        let log_probs = log_probs(&qwen, &batch).log_probs;
         assert_eq!(log_probs.dtype(), DType::from(dtype));
         let columns = &pack.occurrences;
         for (index, value) in floats(log_probs.into_data()).into_iter().enumerate() {

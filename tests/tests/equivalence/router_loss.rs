@@ -31,7 +31,7 @@ fn routers(model: &Qwen3, pack: &Pack, device: &Device) -> Vec<RouterOutput> {
     let mut x = model.embed(batch.tokens, &context);
     let mut routers = Vec::new();
     for index in 0..model.n_blocks() {
-        let (y, outputs) = model.block(index, x, &context, None);
+        let (y, outputs) = model.block(index, x, &context, None).unwrap();
         x = y;
         routers.push(outputs.router.expect("every layer has experts"));
     }

@@ -148,10 +148,10 @@ impl Case {
             .into_iter()
             .map(|(r, t)| &trajectories[r].tokens[..=t])
             .collect::<Vec<_>>();
-        TokenLogProbs {
-            log_probs: leaf(paths.iter().map(|path| self.log_prob(path)).collect()),
-            entropy: Some(leaf(paths.iter().map(|path| self.entropy(path)).collect())),
-        }
+        TokenLogProbs::new(
+            leaf(paths.iter().map(|path| self.log_prob(path)).collect()),
+            Some(leaf(paths.iter().map(|path| self.entropy(path)).collect())),
+        )
     }
 }
 

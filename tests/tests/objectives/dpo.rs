@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Tensor};
+use burn_tree_train::TokenLogProbs;
 use burn_tree_train::objectives::reference::{self, Prediction};
 use burn_tree_train::objectives::{Dpo, DpoOptions, ObjectiveInputError, PreferenceLoss};
 use proptest::prelude::*;
@@ -54,7 +55,7 @@ fn packed(
     if !one_pass {
         for pack in &step.packs {
             let head = case.head(step, pack, trajectories);
-            dpo.try_collect(&head.log_probs, &batch(pack).occurrences)?;
+            dpo.try_collect(&head, &batch(pack).occurrences)?;
         }
     }
     let (mut loss, mut gradients) = (0.0, Vec::new());
@@ -63,7 +64,7 @@ fn packed(
         let log_probs = head.log_probs.clone();
         let occurrences = batch(pack).occurrences;
         if one_pass {
-            dpo.try_collect(&log_probs, &occurrences)?;
+            dpo.try_collect(&head, &occurrences)?;
         }
         let pack_loss = dpo.try_loss(head, &occurrences)?;
         loss += read(&pack_loss)[0];
@@ -150,11 +151,8 @@ fn tokens_of_both_trajectories_cancel() {
     let occurrences = batch(&step.packs[0]).occurrences;
     let log_probs = (occurrences.targets.clone().float() * -0.3).cast(DType::F64);
     let log_probs = log_probs.detach().require_grad();
-    dpo.collect(&log_probs, &occurrences);
-    let head = burn_tree_train::TokenLogProbs {
-        log_probs: log_probs.clone(),
-        entropy: None,
-    };
+    let head = TokenLogProbs::new(log_probs.clone(), None);
+    dpo.collect(&head, &occurrences);
     let loss = dpo.loss(head, &occurrences);
     assert!((read(&loss)[0] - 2.0f64.ln()).abs() < 1e-12);
     let gradient = read(&log_probs.grad(&loss.backward()).expect("a gradient"));
@@ -169,6 +167,9 @@ fn tokens_of_both_trajectories_cancel() {
 #[test]
 fn wrong_arguments_are_named() {
     let step = [(4, 3), (7, 2), (9, 0)].map(|(data_index, trained_tokens)| StepTrajectory {
+        task_id: "t".into(),
+        rollout_id: data_index.to_string(),
+        segment: 0,
         data_index,
         trained_tokens,
     });
@@ -243,9 +244,9 @@ fn only_pairs_have_to_be_complete() {
         rejected: 1,
     };
     let mut dpo = Dpo::new(&step.trajectories, &[pair], DpoOptions::default()).unwrap();
-    let head = |pack: &tree_pack::Pack| burn_tree_train::TokenLogProbs {
-        log_probs: Tensor::full([pack.occurrences.len()], -0.7, (&device(), DType::F64)),
-        entropy: None,
+    let head = |pack: &tree_pack::Pack| {
+        let log_probs = Tensor::full([pack.occurrences.len()], -0.7, (&device(), DType::F64));
+        TokenLogProbs::new(log_probs, None)
     };
     for pack in &torn.packs {
         let loss = dpo.try_loss(head(pack), &batch(pack).occurrences);
@@ -256,7 +257,7 @@ fn only_pairs_have_to_be_complete() {
     }
     // What is in no pair is not collected.
     for pack in torn.packs.iter().filter(|pack| holds(pack, &[0, 1])) {
-        dpo.collect(&head(pack).log_probs, &batch(pack).occurrences);
+        dpo.collect(&head(pack), &batch(pack).occurrences);
     }
     let losses = torn.packs.iter().map(|pack| {
         let loss = dpo.loss(head(pack), &batch(pack).occurrences);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::Device;
+use burn_tree_train::TokenLogProbs;
 use burn_tree_train::objectives::reference::{self, Prediction};
 use burn_tree_train::objectives::{
     ClipRange, Gspo, GspoOptions, KlEstimator, KlPenalty, ObjectiveInputError, PolicyMetrics,
@@ -58,7 +59,7 @@ fn packed(
     if !one_pass {
         for pack in &step.packs {
             let head = case.head(step, pack, trajectories);
-            gspo.try_collect(&head.log_probs, &batch(pack).occurrences)?;
+            gspo.try_collect(&head, &batch(pack).occurrences)?;
         }
     }
     let (mut loss, mut gradients) = (0.0, Vec::new());
@@ -68,7 +69,7 @@ fn packed(
         let log_probs = head.log_probs.clone();
         let occurrences = batch(pack).occurrences;
         if one_pass {
-            gspo.try_collect(&log_probs, &occurrences)?;
+            gspo.try_collect(&head, &occurrences)?;
         }
         let (pack_loss, pack_metrics) = gspo.try_loss(head, &occurrences)?;
         loss += read(&pack_loss)[0];
@@ -191,8 +192,8 @@ proptest! {
         let head = case.head(&step, pack, &trajectories);
         let occurrences = batch(pack).occurrences;
         prop_assert!(gspo.try_loss(head.clone(), &occurrences).is_err());
-        gspo.try_collect(&head.log_probs, &occurrences).unwrap();
-        let again = gspo.try_collect(&head.log_probs, &occurrences);
+        gspo.try_collect(&head, &occurrences).unwrap();
+        let again = gspo.try_collect(&head, &occurrences);
         let refused = matches!(again, Err(ObjectiveInputError::IncompleteTrajectory { .. }));
         prop_assert!(refused);
         // The refused pack has left no trace.
@@ -231,9 +232,8 @@ fn wrong_arguments_are_named() {
     let batch = TreeBatch::new(&step.packs, &Device::flex());
     let log_probs = burn::tensor::Tensor::<1>::from_floats([-1.0], &Device::flex());
     let mut gspo = Gspo::new(&step.trajectories, GspoOptions::default()).unwrap();
-    let error = gspo
-        .try_collect(&log_probs, &batch.occurrences)
-        .unwrap_err();
+    let head = TokenLogProbs::new(log_probs.clone(), None);
+    let error = gspo.try_collect(&head, &batch.occurrences).unwrap_err();
     let text = error.to_string();
     assert!(
         text.starts_with("the occurrences have no old log-probabilities"),
@@ -245,7 +245,7 @@ fn wrong_arguments_are_named() {
     let mut occurrences = batch.occurrences.clone();
     occurrences.old_log_probs = Some(log_probs.clone());
     occurrences.advantages = Some(log_probs.clone());
-    let error = other.try_collect(&log_probs, &occurrences).unwrap_err();
+    let error = other.try_collect(&head, &occurrences).unwrap_err();
     let (trajectory, trajectories) = (0, 0);
     assert_eq!(
         error,

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor};
 use burn_tree_train::objectives::{
     ClipRange, Dpo, DpoOptions, Gspo, GspoOptions, PolicyMetrics, PpoOptions, ppo_loss,
 };
-use burn_tree_train::{StepOptions, TokenLogProbs, step_forward, step_gradients};
+use burn_tree_train::{StepGradients, StepOptions, TokenLogProbs, step_forward, step_gradients};
 use tree_pack::{
     Advantage, Aggregation, LossForm, Objective, OccurrenceBatch, PackOptions, PackedStep,
     Partitioning, PreferencePair, Trajectory, build_forests, pack_step,
@@ -93,7 +93,7 @@ fn the_first_epoch_has_ratios_of_one() {
         ] {
             assert_eq!(step.merged, merged);
             let log_probs = |_, head: TokenLogProbs, _: &OccurrenceBatch| head.log_probs;
-            let old = step_forward(&model, &step.packs, &options, &device, log_probs);
+            let old = step_forward(&model, &step, &options, &device, log_probs);
             for (pack, old) in step.packs.iter_mut().zip(old.expect("a valid step")) {
                 let old = old.into_data().try_into_vec::<f32>().expect("f32");
                 pack.occurrences.old_log_probs = Some(old);
@@ -104,8 +104,8 @@ fn the_first_epoch_has_ratios_of_one() {
                 metrics.merge(of_pack);
                 loss
             };
-            let (losses, _) =
-                step_gradients(&model, &step.packs, &options, &device, loss).expect("a valid step");
+            let StepGradients { losses, .. } =
+                step_gradients(&model, &step, &options, &device, loss).expect("a valid step");
             let loss: f64 = losses.iter().map(|loss| read(loss)[0]).sum();
             let found = metrics.read();
             assert_eq!(
@@ -130,13 +130,13 @@ fn the_first_epoch_has_ratios_of_one() {
 
 /// An objective in one pass or two.
 trait TwoPasses {
-    fn collect(&mut self, log_probs: &Tensor<1>, occurrences: &OccurrenceBatch);
+    fn collect(&mut self, log_probs: &TokenLogProbs, occurrences: &OccurrenceBatch);
     fn loss(&self, head: TokenLogProbs, occurrences: &OccurrenceBatch) -> Tensor<1>;
 }
 
 /// Needs no first pass.
 impl TwoPasses for PpoOptions {
-    fn collect(&mut self, _: &Tensor<1>, _: &OccurrenceBatch) {}
+    fn collect(&mut self, _: &TokenLogProbs, _: &OccurrenceBatch) {}
 
     fn loss(&self, head: TokenLogProbs, occurrences: &OccurrenceBatch) -> Tensor<1> {
         ppo_loss(head, occurrences, self).0
@@ -144,7 +144,7 @@ impl TwoPasses for PpoOptions {
 }
 
 impl TwoPasses for Gspo {
-    fn collect(&mut self, log_probs: &Tensor<1>, occurrences: &OccurrenceBatch) {
+    fn collect(&mut self, log_probs: &TokenLogProbs, occurrences: &OccurrenceBatch) {
         self.collect(log_probs, occurrences);
     }
 
@@ -154,7 +154,7 @@ impl TwoPasses for Gspo {
 }
 
 impl TwoPasses for Dpo {
-    fn collect(&mut self, log_probs: &Tensor<1>, occurrences: &OccurrenceBatch) {
+    fn collect(&mut self, log_probs: &TokenLogProbs, occurrences: &OccurrenceBatch) {
         self.collect(log_probs, occurrences);
     }
 
@@ -174,18 +174,19 @@ fn run(
     let device = autodiff_device();
     if two {
         let collect = |_, head: TokenLogProbs, occurrences: &OccurrenceBatch| {
-            objective.collect(&head.log_probs, occurrences);
+            objective.collect(&head, occurrences);
         };
-        step_forward(model, &step.packs, options, &device, collect).expect("a valid step");
+        step_forward(model, &step, options, &device, collect).expect("a valid step");
     }
     let loss = |_, head: TokenLogProbs, occurrences: &OccurrenceBatch| {
         if !two {
-            objective.collect(&head.log_probs, occurrences);
+            objective.collect(&head, occurrences);
         }
         objective.loss(head, occurrences)
     };
-    let (losses, gradients) =
-        step_gradients(model, &step.packs, options, &device, loss).expect("a valid step");
+    let StepGradients {
+        losses, gradients, ..
+    } = step_gradients(model, &step, options, &device, loss).expect("a valid step");
     let loss = losses.iter().map(|loss| read(loss)[0]).sum();
     (loss, NamedTensors::gradients(model, &gradients))
 }

@@ -219,10 +219,8 @@ fn step_of(
 }
 
 fn uniform_head(length: usize, log_prob: f64) -> TokenLogProbs {
-    TokenLogProbs {
-        log_probs: Tensor::full([length], log_prob, &Device::flex().autodiff()).require_grad(),
-        entropy: None,
-    }
+    let log_probs = Tensor::full([length], log_prob, &Device::flex().autodiff());
+    TokenLogProbs::new(log_probs.require_grad(), None)
 }
 
 /// A shared token with different advantages cannot become one prediction of a clipped loss.

@@ -1,7 +1,8 @@
 //! Blocks by themselves: they continue what other rows left, leave what is asked for, and take the
 //! experts they are given.
 
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, FloatDType, Int, Tensor};
+use burn_tree_attn::PastKeyValue;
 use burn_tree_attn::PastKeys;
 use burn_tree_train::{BlockContext, BlockOutputs, BlockPast, TreeModel};
 use tree_pack::{Pack, TreeBatch, TreeLayout};
@@ -43,7 +44,7 @@ fn past(outputs: BlockOutputs) -> BlockPast {
             key: Some(key),
             value: Some(value),
             ..
-        } => BlockPast::Attention { key, value },
+        } => BlockPast::Attention(PastKeyValue { key, value }),
         BlockOutputs {
             states: Some(states),
             conv_tails,
@@ -65,7 +66,7 @@ fn blocks_continue_what_the_rows_before_left() {
         DType::F32
     };
     let model = random_model(&hybrid_config(13), 3, dtype, &device);
-    let batch = |layout| TreeBatch::new(&[pack(layout)], &device);
+    let batch = |layout| TreeBatch::try_part(&pack(layout), &device, FloatDType::F32).unwrap();
 
     let whole_batch = batch(sequence_layout(&TOKENS));
     let none = [PastKeys::default()];
@@ -85,10 +86,11 @@ fn blocks_continue_what_the_rows_before_left() {
     let mut x_first = model.embed(first_batch.tokens, &first);
     let mut x_second = model.embed(second_batch.tokens, &second);
     for block in 0..model.n_blocks() {
-        let (y, outputs) = model.block(block, x, &whole, None);
-        let (y_first, left) = model.block(block, x_first, &first, None);
+        let (y, outputs) = model.block(block, x, &whole, None).unwrap();
+        let (y_first, left) = model.block(block, x_first, &first, None).unwrap();
         let states_in_between = left.states.clone();
-        let (y_second, last) = model.block(block, x_second, &second, Some(&past(left)));
+        let past = past(left);
+        let (y_second, last) = model.block(block, x_second, &second, Some(&past)).unwrap();
         let name = format!("block {block}");
         close(&y_first, &y.clone().slice_dim(1, 0..CUT), &name);
         close(&y_second, &y.clone().slice_dim(1, CUT..TOKENS.len()), &name);
@@ -116,9 +118,9 @@ fn experts_that_were_chosen_are_taken_again() {
     let batch = TreeBatch::new(&[pack(sequence_layout(&TOKENS))], &device);
     let context = BlockContext::new(&batch);
     let x = model.embed(batch.tokens, &context);
-    let (x, _) = model.block(0, x, &context, None);
+    let (x, _) = model.block(0, x, &context, None).unwrap();
     let run = |context: &BlockContext| {
-        let (y, outputs) = model.block(1, x.clone(), context, None);
+        let (y, outputs) = model.block(1, x.clone(), context, None).unwrap();
         let experts = outputs.router.expect("a mixture").experts;
         (HostTensor::read(&y), experts)
     };
@@ -139,5 +141,6 @@ fn experts_that_were_chosen_are_taken_again() {
 #[test]
 #[should_panic(expected = "begins at depth 7, expected 0")]
 fn parts_are_refused_where_their_past_is_not_known() {
-    BlockContext::new(&TreeBatch::new(&[pack(rest(7))], &autodiff_device()));
+    let part = TreeBatch::try_part(&pack(rest(7)), &autodiff_device(), FloatDType::F32);
+    BlockContext::new(&part.unwrap());
 }

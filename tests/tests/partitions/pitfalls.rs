@@ -148,21 +148,14 @@ fn entropies_do_not_depend_on_parts() {
     };
     let model = random_model(&hybrid_config(VOCABULARY), 1, dtype, &device);
     let entropies = |packed: &PackedStep| -> BTreeMap<(u32, u32), f64> {
-        let of_packs = step_forward(
-            &model,
-            &packed.packs,
-            &options,
-            &device,
-            |pack, output, _| {
-                let columns = &packed.packs[pack].occurrences;
-                let names = columns.trajectories.iter().zip(&columns.token_indices);
-                let values = read(&output.entropy.expect("asked for"));
-                let pairs = names.zip(values);
-                let pairs =
-                    pairs.map(|((&trajectory, &token), value)| ((trajectory, token), value));
-                pairs.collect::<Vec<_>>()
-            },
-        );
+        let of_packs = step_forward(&model, &packed, &options, &device, |pack, output, _| {
+            let columns = &packed.packs[pack].occurrences;
+            let names = columns.trajectories.iter().zip(&columns.token_indices);
+            let values = read(&output.entropy.expect("asked for"));
+            let pairs = names.zip(values);
+            let pairs = pairs.map(|((&trajectory, &token), value)| ((trajectory, token), value));
+            pairs.collect::<Vec<_>>()
+        });
         of_packs
             .expect("packs of one step")
             .into_iter()
@@ -201,7 +194,7 @@ fn parts_do_not_see_siblings_in_the_part_before() {
         let model = random_model(&config(VOCABULARY), 1, DType::F32, &device);
         let log_probs = |packed: &PackedStep| {
             let options = StepOptions::default();
-            step_forward(&model, &packed.packs, &options, &device, |_, output, _| {
+            step_forward(&model, &packed, &options, &device, |_, output, _| {
                 output.log_probs.into_data()
             })
             .expect("packs of one step")
@@ -271,8 +264,7 @@ fn loads_of_experts_and_their_loss_do_not_depend_on_parts() {
                 assert!(counts.eq(expected));
             }
             for options in all_step_options() {
-                let packs = &packed.packs;
-                let found = step_router_load(&model, packs, &options, &device).unwrap();
+                let found = step_router_load(&model, &packed, &options, &device).unwrap();
                 assert_eq!(found.fractions(), load.fractions());
                 let options = StepOptions {
                     router_loss: Some(RouterLoss {
@@ -281,17 +273,17 @@ fn loads_of_experts_and_their_loss_do_not_depend_on_parts() {
                     }),
                     ..options
                 };
-                let (losses, found) = step_gradients(
+                let found = step_gradients(
                     &model,
-                    packs,
+                    &packed,
                     &options,
                     &device,
-                    |_, output, occurrences| sft_loss(output.log_probs, occurrences),
+                    |_, output, occurrences| sft_loss(output, occurrences),
                 )
                 .unwrap();
-                let sum: f64 = losses.iter().map(|loss| read(loss)[0]).sum();
+                let sum: f64 = found.losses.iter().map(|loss| read(loss)[0]).sum();
                 assert!((sum - loss).abs() < bars(dtype).0 * loss, "{sum} {loss}");
-                NamedTensors::gradients(&model, &found)
+                NamedTensors::gradients(&model, &found.gradients)
                     .check(&gradients, bars(dtype).1)
                     .unwrap_or_else(|error| panic!("{budget}, {options:?}: {error}"));
             }
@@ -326,7 +318,7 @@ fn whole_with_router_loss(
     let dtype = FloatDType::from(model.head_weight().dtype());
     let batch = TreeBatch::with_dtype(&packed.packs, &device, dtype);
     let context = BlockContext::new(&batch);
-    let (hidden, outputs) = model.forward(batch.tokens.clone(), &context);
+    let (hidden, outputs) = model.forward(batch.tokens.clone(), &context).unwrap();
     let routers: Vec<_> = outputs
         .into_iter()
         .filter_map(|output| output.router)
@@ -335,7 +327,7 @@ fn whole_with_router_loss(
     load.add(&routers, multiplicity);
     let options = LmHeadOptions::default();
     let output = token_log_probs(hidden, model.head_weight(), &batch.occurrences, options);
-    let loss = sft_loss(output.log_probs, &batch.occurrences)
+    let loss = sft_loss(output, &batch.occurrences)
         + load_balancing_loss(&routers, multiplicity, &load) * coefficient;
     let value = read(&loss)[0];
     let gradients = GradientsParams::from_grads(loss.backward(), model);
@@ -347,27 +339,33 @@ fn whole_with_router_loss(
 fn wrong_packs_are_refused() {
     let device = autodiff_device();
     let model = random_model(&dense_config(VOCABULARY), 1, DType::F32, &device);
-    let run = |packs: &[Pack], options: &StepOptions| {
-        step_gradients(&model, packs, options, &device, |_, output, occurrences| {
-            sft_loss(output.log_probs, occurrences)
-        })
+    let run = |packed: &PackedStep, options: &StepOptions| {
+        step_gradients(
+            &model,
+            packed,
+            options,
+            &device,
+            |_, output, occurrences| sft_loss(output, occurrences),
+        )
         .expect_err("wrong packs")
     };
     let packed = pack(&tree(), 7, Partitioning::Connected);
     let plain = StepOptions::default();
     // A part without the one it continues.
-    let error = run(&packed.packs[1..2], &plain);
+    let mut wrong = packed.clone();
+    wrong.packs = wrong.packs[1..2].to_vec();
+    let error = run(&wrong, &plain);
     assert!(matches!(error, StepError::Packs(_)), "{error}");
     let mut wrong = packed.clone();
     wrong.packs[1].gateway = None;
-    assert!(matches!(run(&wrong.packs, &plain), StepError::Packs(_)));
+    assert!(matches!(run(&wrong, &plain), StepError::Packs(_)));
     let mut wrong = packed.clone();
     wrong.packs[1]
         .layout
         .position_ids
         .iter_mut()
         .for_each(|position| *position += 1);
-    assert!(matches!(run(&wrong.packs, &plain), StepError::Packs(_)));
+    assert!(matches!(run(&wrong, &plain), StepError::Packs(_)));
 
     let mut wrong = packed;
     wrong.packs[1].trajectory_counts.pop();
@@ -378,7 +376,7 @@ fn wrong_packs_are_refused() {
         }),
         ..plain
     };
-    let error = run(&wrong.packs, &options);
+    let error = run(&wrong, &options);
     assert!(
         matches!(error, StepError::TrajectoryCounts { pack: 1, .. }),
         "{error}"

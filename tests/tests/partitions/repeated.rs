@@ -2,7 +2,7 @@
 //! on the host. Bits are compared.
 
 use burn::tensor::{DType, TensorData};
-use burn_tree_train::{StepOptions, sft_loss, step_forward, step_gradients};
+use burn_tree_train::{StepGradients, StepOptions, sft_loss, step_forward, step_gradients};
 use tree_pack::{Aggregation, Objective, PackedStep, Partitioning, Trajectory};
 use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
 use tree_training_tests::device::autodiff_device;
@@ -50,15 +50,17 @@ struct Outcome {
 fn run(model: &Qwen3, packed: &PackedStep, options: &StepOptions) -> Outcome {
     let device = autodiff_device();
     let mut log_probs = vec![None; packed.packs.len()];
-    let (losses, gradients) = step_gradients(
+    let StepGradients {
+        losses, gradients, ..
+    } = step_gradients(
         model,
-        &packed.packs,
+        packed,
         options,
         &device,
         |pack, output, occurrences| {
             // Read at once: what `into_data` returns need not be, and the loss may take the tensor's place.
             log_probs[pack] = Some(read(&output.log_probs));
-            sft_loss(output.log_probs, occurrences)
+            sft_loss(output, occurrences)
         },
     )
     .expect("packs of one step");
@@ -112,7 +114,7 @@ fn log_probs_without_gradients_are_those_of_the_step() {
         let model = random_model(&config, 1, DType::F32, &device);
         for options in all_step_options() {
             let trained = run(&model, &packed, &options);
-            let forward = step_forward(&model, &packed.packs, &options, &device, |_, output, _| {
+            let forward = step_forward(&model, &packed, &options, &device, |_, output, _| {
                 read(&output.log_probs)
             });
             assert_eq!(forward.expect("packs of one step"), trained.log_probs);

@@ -205,7 +205,7 @@ fn indices_of_parts_are_counted() {
             let cut = Cut::new(budget, Partitioning::Connected);
             let packed = cut.pack(&trajectories, objective, aggregation);
             let options = StepOptions::default();
-            let memory = step_index_memory(&model, &packed.packs, &options, &device).unwrap();
+            let memory = step_index_memory(&model, &packed, &options, &device).unwrap();
             (packed.packs, memory)
         };
         let (packs, whole) = memory(24);

@@ -64,7 +64,7 @@ fn hidden(
             Mixer::GatedDeltaNet(_) => recurrent,
             _ => attention,
         };
-        x = model.block(index, x, context, None).0;
+        x = model.block(index, x, context, None).unwrap().0;
     }
     let hidden = model.final_norm(x);
     let size = hidden.dims()[2];

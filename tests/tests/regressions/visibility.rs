@@ -403,10 +403,11 @@ fn positions_are_depths_and_reach_the_model() {
     let alone_context = BlockContext::new(&alone);
     let alone = numbers(hidden_states(&model, alone.tokens, &alone_context));
 
-    let mut wrong = context.clone();
+    let mut wrong = batch;
     let rows = TensorData::new((0..8).collect::<Vec<i32>>(), [1, 8]);
     wrong.position_ids = Tensor::from_data(rows, &device);
-    let wrong = numbers(hidden_states(&model, batch.tokens, &wrong));
+    let context = BlockContext::new(&wrong);
+    let wrong = numbers(hidden_states(&model, wrong.tokens, &context));
 
     let size = packed.len() / 8;
     let distance = |rows: &[f32]| {

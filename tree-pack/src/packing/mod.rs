@@ -17,8 +17,11 @@ pub use self::error::{OccurrenceName, PackError};
 use self::merging::find_unmergeable;
 pub use self::partition::Partitioning;
 use self::partition::{Partition, SmallerTrees, TreeNodes, packs_of};
+#[cfg(feature = "burn")]
+pub(crate) use self::validate::other_step;
 pub use self::validate::{PacksError, validate_packs};
 use crate::forest::{MAX_ROWS, PrefixForest};
+use crate::ids::StepId;
 use crate::layout::TreeLayout;
 use crate::objective::{Aggregation, Coefficients, LossForm, Objective, StepTotals};
 use crate::occurrence::{StepForest, StepRules, occurrences_of};
@@ -78,8 +81,14 @@ pub struct PackedStep {
 }
 
 /// A trajectory of an optimizer step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepTrajectory {
+    /// Its task.
+    pub task_id: String,
+    /// Its rollout.
+    pub rollout_id: String,
+    /// Its segment of the rollout.
+    pub segment: u32,
     /// Index in the data set.
     pub data_index: u32,
     /// Number of its trained tokens.
@@ -143,17 +152,27 @@ pub fn pack_step<F: Borrow<PrefixForest> + Sync>(
         let indices = forest.forest.trajectories().iter();
         indices
             .zip(&forest.trained)
-            .map(|(&data_index, &trained_tokens)| StepTrajectory {
-                data_index,
-                trained_tokens,
+            .map(|(&data_index, &trained_tokens)| {
+                let trajectory = &trajectories[data_index as usize];
+                StepTrajectory {
+                    task_id: trajectory.task_id.clone(),
+                    rollout_id: trajectory.rollout_id.clone(),
+                    segment: trajectory.segment,
+                    data_index,
+                    trained_tokens,
+                }
             })
     });
-    let step = PackedStep {
+    let mut step = PackedStep {
         packs,
         totals,
         trajectories: step_trajectories.collect(),
         merged: rules.merge,
     };
+    let id = StepId::of(&step);
+    for pack in &mut step.packs {
+        pack.step = Some(id);
+    }
     debug_assert_eq!(step.validate(), Ok(()));
     Ok(step)
 }
@@ -381,6 +400,7 @@ fn build_pack(
             })
             .collect(),
         gateway: None,
+        step: None,
         layout,
     }
 }

@@ -141,11 +141,13 @@ fn forward_and_both(
     let x = x.cast(dtype);
     let inference = layer.clone().valid();
     let forward = seconds(&plain, repetitions, || {
-        inference.forward(x.clone(), &context, None).hidden
+        let output = inference.forward(x.clone(), &context, None);
+        output.expect("a layer of the model").hidden
     });
     let x = x.autodiff().require_grad();
     let both = seconds(&plain, repetitions, || {
-        layer.forward(x.clone(), &context, None).hidden.backward()
+        let output = layer.forward(x.clone(), &context, None);
+        output.expect("a layer of the model").hidden.backward()
     });
     [forward, both]
 }

@@ -217,7 +217,7 @@ fn largest_index_memory<M: Module + TreeModel>(
         options, device, ..
     } = trainer;
     let model = trainer.precision.shadow(&trainer.model);
-    let memory = step_index_memory(&model, &step.packs, options, device)?;
+    let memory = step_index_memory(&model, &step, options, device)?;
     let bytes = memory.iter().map(|it| it.host_bytes + it.device_bytes);
     Ok(bytes.max().unwrap_or(0))
 }

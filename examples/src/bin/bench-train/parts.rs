@@ -46,8 +46,9 @@ fn phases(pack: &Pack, trainer: &Trainer<Qwen3>, repetitions: Repetitions) {
     let forward = || {
         let batch = TreeBatch::new(std::slice::from_ref(pack), device);
         let hidden = worker.hidden_states(batch.tokens.clone(), &BlockContext::new(&batch));
+        let hidden = hidden.expect("a pack of its own");
         let output = token_log_probs(hidden, worker.head_weight(), &batch.occurrences, head);
-        sft_loss(output.log_probs, &batch.occurrences)
+        sft_loss(output, &batch.occurrences)
     };
     let gradients = || GradientsParams::from_grads(forward().backward(), &worker);
     let widened = || widen_gradients(gradients(), &worker);
@@ -189,7 +190,8 @@ fn operations(
     {
         attention_operations(config, attention, &context, &counts, &inputs, &mut times);
         times.time("whole block with attention", 0.0, || {
-            model.block(index, x.clone(), &context, None).0
+            let block = model.block(index, x.clone(), &context, None);
+            block.expect("a block of the model").0
         });
     }
     if let Some((index, block)) = block_with(true)
@@ -198,7 +200,8 @@ fn operations(
     {
         recurrent_operations(config, sizes, layer, &context, &inputs, &mut times);
         times.time("whole recurrent block", 0.0, || {
-            model.block(index, x.clone(), &context, None).0
+            let block = model.block(index, x.clone(), &context, None);
+            block.expect("a block of the model").0
         });
     }
     let block = &model.layers[0];
@@ -307,12 +310,12 @@ fn attention_operations(
             .forward(inputs.heads(query.clone(), queries))
     });
     let rope_config = RopeConfig {
-        theta: config.rope_theta,
         rotary_dim: Some(config.rotary_dim),
+        ..RopeConfig::new(config.rope_theta)
     };
     times.time("rope of q, and layout", 0.0, || {
         let q = inputs.heads(query.clone(), queries).swap_dims(1, 2);
-        rope(q, context.position_ids.clone(), &rope_config)
+        rope(q, context.position_ids(), &rope_config)
     });
     times.time(
         "attention, and layout",
@@ -320,7 +323,7 @@ fn attention_operations(
         || {
             let q = inputs.heads(query.clone(), queries).swap_dims(1, 2);
             let k = inputs.heads(key.clone(), keys).swap_dims(1, 2);
-            let attended = tree_attention(q, k.clone(), k, &context.mask, Default::default());
+            let attended = tree_attention(q, k.clone(), k, context.mask(), Default::default());
             let [rows, tokens] = inputs.rows;
             attended.swap_dims(1, 2).reshape([rows, tokens, query_dim])
         },

@@ -168,10 +168,9 @@ fn passes(trainer: &Trainer<Qwen3>, step: &PackedStep) -> Result<()> {
         options, device, ..
     } = trainer;
     let worker = trainer.precision.shadow(&trainer.model);
-    let of_pack = |_, output: TokenLogProbs, occurrences: &OccurrenceBatch| {
-        sft_loss(output.log_probs, occurrences)
-    };
-    let gradients = step_gradients(&worker, &step.packs, options, device, of_pack)?;
+    let of_pack =
+        |_, output: TokenLogProbs, occurrences: &OccurrenceBatch| sft_loss(output, occurrences);
+    let gradients = step_gradients(&worker, &step, options, device, of_pack)?;
     check_device(device)?;
     drop(gradients);
     Ok(())

@@ -59,7 +59,7 @@ pub trait StepLoss {
     }
 
     /// Takes the log-probabilities of a pack, under the model as it is before the step.
-    fn collect(&mut self, _log_probs: &Tensor<1>, _occurrences: &OccurrenceBatch) {}
+    fn collect(&mut self, _log_probs: &TokenLogProbs, _occurrences: &OccurrenceBatch) {}
 
     /// The part of the loss that comes from a pack, `[1]`; the parts are added.
     fn of_pack(&mut self, log_probs: TokenLogProbs, occurrences: &OccurrenceBatch) -> Tensor<1>;

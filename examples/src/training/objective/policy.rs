@@ -115,7 +115,7 @@ impl StepLoss for PolicyStep {
         )
     }
 
-    fn collect(&mut self, log_probs: &Tensor<1>, occurrences: &OccurrenceBatch) {
+    fn collect(&mut self, log_probs: &TokenLogProbs, occurrences: &OccurrenceBatch) {
         if let Surrogate::Sequence { gspo, .. } = &mut self.surrogate {
             gspo.collect(log_probs, occurrences);
         }
@@ -123,7 +123,7 @@ impl StepLoss for PolicyStep {
 
     fn of_pack(&mut self, log_probs: TokenLogProbs, occurrences: &OccurrenceBatch) -> Tensor<1> {
         if !self.needs_first_pass() {
-            self.collect(&log_probs.log_probs, occurrences);
+            self.collect(&log_probs, occurrences);
         }
         let (loss, metrics) = match &self.surrogate {
             Surrogate::Token(options) => ppo_loss(log_probs, occurrences, options),

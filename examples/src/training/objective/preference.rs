@@ -106,13 +106,13 @@ impl StepLoss for PreferenceStep {
         self.first_pass
     }
 
-    fn collect(&mut self, log_probs: &Tensor<1>, occurrences: &OccurrenceBatch) {
+    fn collect(&mut self, log_probs: &TokenLogProbs, occurrences: &OccurrenceBatch) {
         self.dpo.collect(log_probs, occurrences);
     }
 
     fn of_pack(&mut self, log_probs: TokenLogProbs, occurrences: &OccurrenceBatch) -> Tensor<1> {
         if !self.first_pass {
-            self.collect(&log_probs.log_probs, occurrences);
+            self.collect(&log_probs, occurrences);
         }
         self.dpo.loss(log_probs, occurrences)
     }

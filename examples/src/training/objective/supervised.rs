@@ -21,7 +21,7 @@ impl Objective for Supervised {
 
 impl StepLoss for Supervised {
     fn of_pack(&mut self, log_probs: TokenLogProbs, occurrences: &OccurrenceBatch) -> Tensor<1> {
-        sft_loss(log_probs.log_probs, occurrences)
+        sft_loss(log_probs, occurrences)
     }
 
     fn metrics(self) -> Metrics {

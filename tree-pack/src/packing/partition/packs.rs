@@ -55,6 +55,7 @@ pub fn packs_of(
             trajectory_counts: trajectory_counts(pieces, own),
             occurrences,
             gateway,
+            step: None,
             layout,
         });
     }

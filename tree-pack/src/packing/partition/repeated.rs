@@ -103,6 +103,7 @@ impl SmallerTrees {
                 occurrences: occurrences.without_entries(),
                 trajectory_counts: counts,
                 gateway: None,
+                step: None,
                 layout,
             });
         }

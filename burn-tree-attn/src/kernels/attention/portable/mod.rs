@@ -304,7 +304,7 @@ mod tests {
     use burn_cubecl::CubeBackend;
 
     use super::*;
-    use crate::ops::{AttentionImplementation, RopeDirection};
+    use crate::ops::{AttentionImplementation, RopeDirection, RopePairing, RopeSettings};
     use crate::support::Forest;
     use crate::support::direct::{device, integers, random, values};
     use crate::{TreeAttentionOps, TreeMask};
@@ -346,7 +346,13 @@ mod tests {
         )
         .unwrap();
         let positions = integers(&[0, 1, 2], 1, &device);
-        let rotated = CubeBackend::rope(output.clone(), positions, 1e4, 16, RopeDirection::Forward);
+        let rope = RopeSettings {
+            theta: 1e4,
+            rotary_dim: 16,
+            pairing: RopePairing::Halves,
+            direction: RopeDirection::Forward,
+        };
+        let rotated = CubeBackend::rope(output.clone(), positions, rope);
         let sum = CubeBackend::float_sum(output.clone());
         let (next, _) = forward(key.clone(), rotated.clone(), key, visibility, settings).unwrap();
         for result in [output, log_sum_exp, rotated, sum, next] {

@@ -1,5 +1,4 @@
 //! The program `tree-pack`, run as a user runs it.
-#![cfg(feature = "cli")]
 
 mod pack;
 
@@ -287,7 +286,6 @@ fn reads_standard_input_and_survives_a_closed_pipe() {
     assert!(output.status.success() && errors.is_empty(), "{errors}");
 }
 
-#[cfg(feature = "text")]
 mod text {
     use std::path::Path;
 

@@ -8,7 +8,6 @@ mod pack;
 mod parts;
 mod show;
 mod stats;
-#[cfg(feature = "text")]
 mod tokenize;
 
 use std::io;
@@ -37,7 +36,6 @@ enum Command {
     Stats(stats::Args),
     Pack(pack::Args),
     Show(show::Args),
-    #[cfg(feature = "text")]
     Tokenize(tokenize::Args),
 }
 
@@ -63,7 +61,6 @@ fn run(cli: Cli) -> Result<()> {
         Command::Stats(args) => stats::run(&args),
         Command::Pack(args) => pack::run(&args),
         Command::Show(args) => show::run(&args),
-        #[cfg(feature = "text")]
         Command::Tokenize(args) => tokenize::run(&args),
     }
 }

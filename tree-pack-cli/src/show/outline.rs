@@ -39,7 +39,6 @@ pub struct OutlineNode {
     /// Children that are not drawn.
     pub hidden: Hidden,
     /// Index of the node in the forest.
-    #[cfg(feature = "text")]
     node: u32,
     /// Beginning of its text, if there is a tokenizer.
     pub preview: Option<String>,
@@ -123,7 +122,6 @@ impl Outline {
                 ends: std::mem::take(&mut ends[number as usize]),
                 children: Vec::new(),
                 hidden,
-                #[cfg(feature = "text")]
                 node: number,
                 preview: None,
             });
@@ -132,7 +130,6 @@ impl Outline {
     }
 
     /// Adds the text with which each node begins.
-    #[cfg(feature = "text")]
     pub fn add_previews<E>(
         &mut self,
         decode: impl Fn(&[u32]) -> Result<String, E>,

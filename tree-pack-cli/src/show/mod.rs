@@ -33,7 +33,6 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u16).range(1..=1000))]
     bar_width: u16,
     /// Show the text with which each node begins.
-    #[cfg(feature = "text")]
     #[arg(long, value_name = "PATH")]
     tokenizer: Option<PathBuf>,
     /// Colours in the terminal.
@@ -64,9 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
             quoted(&tasks)
         );
     };
-    #[cfg_attr(not(feature = "text"), expect(unused_mut))]
     let mut outline = Outline::new(forest, &trajectories, args.max_nodes as usize);
-    #[cfg(feature = "text")]
     if let Some(path) = &args.tokenizer {
         let path = crate::tokenize::tokenizer_file(path)?;
         let tokenizer = tree_pack::text::TextTokenizer::from_file(&path)?;

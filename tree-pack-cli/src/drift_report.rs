@@ -17,7 +17,6 @@ pub struct Args {
     drift: bool,
     /// Report drift with texts: which branches are other tokens of the same text
     /// (retokenisation). A tokenizer.json, which may be gzipped, or the folder of a model.
-    #[cfg(feature = "text")]
     #[arg(long, value_name = "PATH")]
     tokenizer: Option<std::path::PathBuf>,
     /// Most forks to list in the table: retokenised ones first, then by what is shared.
@@ -82,7 +81,6 @@ impl Args {
         forests: &[PrefixForest],
         trajectories: &[Trajectory],
     ) -> Result<Option<DriftReport>> {
-        #[cfg(feature = "text")]
         if let Some(path) = &self.tokenizer {
             let path = crate::tokenize::tokenizer_file(path)?;
             let tokenizer = tree_pack::text::TextTokenizer::from_file(&path)?;
@@ -126,7 +124,6 @@ fn records(
 }
 
 /// Adds the texts of the branches, and which of them are the same.
-#[cfg(feature = "text")]
 fn describe(
     fork: &Fork,
     record: &mut ForkRecord,

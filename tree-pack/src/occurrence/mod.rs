@@ -1,5 +1,8 @@
 //! The original predictions of a pack, as parallel columns.
 
+mod validate;
+
+pub use self::validate::ColumnError;
 use crate::forest::{NOBODY, PrefixForest};
 use crate::objective::{Coefficients, LossForm, Objective};
 use crate::trajectory::Trajectory;

@@ -1,12 +1,16 @@
-//! The block-wise model interface that training on trees rests on.
+//! What every block of a forward pass shares.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{Int, Tensor};
 use burn_tree_attn::{PastKeys, TreeMask, TreeMaskError};
 use burn_tree_ssm::{RecurrenceError, TreeRecurrence};
 use thiserror::Error;
-use tree_pack::{IndexMemory, TreeBatch, TreeLayout};
+use tree_pack::{BatchId, IndexMemory, OccurrenceBatch, TreeBatch, TreeLayout};
+
+use super::block::Asked;
+use crate::{LmHeadError, LmHeadOptions, TokenLogProbs, try_token_log_probs};
 
 /// A recurrence is not that of the batch of a [`BlockContext`].
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -36,20 +40,26 @@ pub enum RecurrenceMismatch {
     },
 }
 
-/// What every block of a forward pass shares.
+/// What every block of a forward pass shares: positions, mask and recurrence of **one** batch, so
+/// that those of another cannot be taken by mistake.
 #[derive(Clone, Debug)]
 pub struct BlockContext {
-    /// `[B, N]` depth on the path.
-    pub position_ids: Tensor<2, Int>,
-    /// Who sees whom.
-    pub mask: TreeMask,
-    /// `[B * N]` the token ids on the host, 0 in padding: an embedding plans its gradient from them
-    /// without waiting for the device.
-    pub host_tokens: Arc<Vec<u32>>,
+    batch: BatchId,
+    position_ids: Tensor<2, Int>,
+    mask: TreeMask,
+    host_tokens: Arc<Vec<u32>>,
     layouts: Arc<Vec<TreeLayout>>,
     cuts: Arc<Cuts>,
     recurrence: Arc<OnceLock<TreeRecurrence>>,
     routing: Option<(usize, Tensor<2, Int>)>,
+    asked: Arc<AskedCell>,
+}
+
+/// What the current block has read, to tell whether it leaves what it must.
+#[derive(Debug, Default)]
+struct AskedCell {
+    mask: AtomicBool,
+    recurrence: AtomicBool,
 }
 
 /// Where the trees of a batch begin and end that are parts of larger ones.
@@ -65,22 +75,19 @@ impl BlockContext {
     /// The context of a batch on its own, without rows computed before.
     ///
     /// # Panics
-    /// If a layout begins below the root of its tree: it continues rows of another pack, as
-    /// [`step_gradients`](crate::step_gradients) knows. And if a layout contradicts itself.
+    /// If [`try_new`](Self::try_new) refuses the batch.
     pub fn new(batch: &TreeBatch) -> Self {
-        for (index, layout) in batch.layouts.iter().enumerate() {
-            let mut rows = layout.parents.iter().zip(&layout.position_ids);
-            let cut = rows.position(|(&parent, &position)| parent < 0 && position > 0);
-            if let Some(row) = cut {
-                panic!(
-                    "row {row} of batch row {index} begins at depth {}, expected 0: its pack \
-                     continues another one",
-                    layout.position_ids[row]
-                );
-            }
-        }
+        Self::try_new(batch).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The context of a batch on its own, without rows computed before.
+    ///
+    /// # Errors
+    /// If a layout contradicts itself, or begins below the root of its tree: it continues rows of
+    /// another pack, as [`step_gradients`](crate::step_gradients) knows.
+    pub fn try_new(batch: &TreeBatch) -> Result<Self, TreeMaskError> {
         let past = vec![PastKeys::default(); batch.layouts.len()];
-        Self::with_cuts(batch, &past, Cuts::default()).unwrap_or_else(|error| panic!("{error}"))
+        Self::with_cuts(batch, &past, Cuts::default())
     }
 
     /// The context of a batch that continues rows computed before, or is continued: `past` are the
@@ -113,6 +120,7 @@ impl BlockContext {
         let [_, rows] = batch.tokens.dims();
         let device = batch.tokens.device();
         Ok(Self {
+            batch: batch.id(),
             position_ids: batch.position_ids.clone(),
             mask: TreeMask::with_past_keys(&batch.layouts, rows, past, &device)?,
             host_tokens: Arc::new(batch.host_tokens()),
@@ -120,7 +128,65 @@ impl BlockContext {
             cuts: Arc::new(cuts),
             recurrence: Arc::default(),
             routing: None,
+            asked: Arc::default(),
         })
+    }
+
+    /// `[B, N]` depth on the path, 0 in padding: the positions of a rotary embedding.
+    pub fn position_ids(&self) -> Tensor<2, Int> {
+        self.position_ids.clone()
+    }
+
+    /// Who sees whom, for [`burn_tree_attn::tree_attention`].
+    pub fn mask(&self) -> &TreeMask {
+        self.asked.mask.store(true, Ordering::Relaxed);
+        &self.mask
+    }
+
+    /// `[B * N]` the token ids on the host, 0 in padding: an embedding plans its gradient from them
+    /// without waiting for the device.
+    pub fn host_tokens(&self) -> &Arc<Vec<u32>> {
+        &self.host_tokens
+    }
+
+    /// [`token_log_probs`](crate::token_log_probs) of the batch of this context.
+    ///
+    /// # Panics
+    /// If [`try_token_log_probs`](Self::try_token_log_probs) refuses the arguments.
+    pub fn token_log_probs(
+        &self,
+        hidden: Tensor<3>,
+        head_weight: Tensor<2>,
+        occurrences: &OccurrenceBatch,
+        options: LmHeadOptions,
+    ) -> TokenLogProbs {
+        self.try_token_log_probs(hidden, head_weight, occurrences, options)
+            .unwrap_or_else(|error| panic!("token_log_probs: {error}"))
+    }
+
+    /// [`try_token_log_probs`](crate::try_token_log_probs) of the batch of this context.
+    ///
+    /// # Errors
+    /// As there, and [`LmHeadError::OtherBatch`] if the occurrences are those of another batch.
+    pub fn try_token_log_probs(
+        &self,
+        hidden: Tensor<3>,
+        head_weight: Tensor<2>,
+        occurrences: &OccurrenceBatch,
+        options: LmHeadOptions,
+    ) -> Result<TokenLogProbs, LmHeadError> {
+        if occurrences.batch.is_some_and(|batch| batch != self.batch) {
+            return Err(LmHeadError::OtherBatch);
+        }
+        try_token_log_probs(hidden, head_weight, occurrences, options)
+    }
+
+    /// What has been read since the last call.
+    pub(crate) fn take_asked(&self) -> Asked {
+        Asked {
+            mask: self.asked.mask.swap(false, Ordering::Relaxed),
+            recurrence: self.asked.recurrence.swap(false, Ordering::Relaxed),
+        }
     }
 
     /// The same context for block `block` to be computed again with the experts `[B * N, K]` that it
@@ -215,115 +281,22 @@ impl BlockContext {
     /// If the layouts of the batch contradict themselves, or the batch has no rows, or more than can
     /// be indexed.
     pub fn try_recurrence(&self) -> Result<&TreeRecurrence, RecurrenceError> {
+        self.asked.recurrence.store(true, Ordering::Relaxed);
         if let Some(recurrence) = self.recurrence.get() {
             return Ok(recurrence);
         }
         let [_, rows] = self.position_ids.dims();
-        let mut recurrence = TreeRecurrence::try_from_layouts(&self.layouts, rows)?;
         let Cuts {
             root_states,
             requested_rows,
         } = &*self.cuts;
-        if !root_states.is_empty() {
-            recurrence = recurrence.try_with_initial_states(root_states)?;
-        }
+        let mut recurrence = match root_states.is_empty() {
+            true => TreeRecurrence::try_from_layouts(&self.layouts, rows)?,
+            false => TreeRecurrence::try_continuing(&self.layouts, rows, root_states)?,
+        };
         if !requested_rows.is_empty() {
             recurrence = recurrence.try_with_requested_rows(requested_rows)?;
         }
         Ok(self.recurrence.get_or_init(|| recurrence))
-    }
-}
-
-/// What one block continues from: rows computed before, in an ancestor partition.
-#[derive(Clone, Debug)]
-pub enum BlockPast {
-    /// Of a block with attention.
-    Attention {
-        /// `[B, Hkv, P, D]` keys after RoPE.
-        key: Tensor<4>,
-        /// `[B, Hkv, P, Dv]` values.
-        value: Tensor<4>,
-    },
-    /// Of a recurrent block. Which tree starts from which of the `G` entries is part of the
-    /// [recurrence](BlockContext::with_recurrence).
-    Recurrent {
-        /// `[G, HV, DK, DV]` states.
-        states: Tensor<4>,
-        /// `[G, K - 1, C]` inputs of the convolution; `None` if it reads one token only.
-        conv_tails: Option<Tensor<3>>,
-    },
-}
-
-/// Routing of a mixture-of-experts block.
-#[derive(Clone, Debug)]
-pub struct RouterOutput {
-    /// `[B * N, E]` softmax over all experts, in at least f32.
-    pub probabilities: Tensor<2>,
-    /// `[B * N, K]` chosen experts.
-    pub experts: Tensor<2, Int>,
-}
-
-/// What a block leaves for descendants of its rows and for auxiliary losses.
-#[derive(Clone, Debug, Default)]
-pub struct BlockOutputs {
-    /// `[B, Hkv, N, D]` keys after RoPE of attention blocks.
-    pub key: Option<Tensor<4>>,
-    /// `[B, Hkv, N, Dv]` values of attention blocks.
-    pub value: Option<Tensor<4>>,
-    /// `[X, HV, DK, DV]` states of recurrent blocks after the rows that their
-    /// [recurrence](BlockContext::with_recurrence) requests.
-    pub states: Option<Tensor<4>>,
-    /// `[X, K - 1, C]` inputs of the convolution of recurrent blocks, of those rows and before.
-    pub conv_tails: Option<Tensor<3>>,
-    /// Routing of mixture-of-experts blocks.
-    pub router: Option<RouterOutput>,
-}
-
-/// A causal language model as a sequence of blocks.
-///
-/// Blocks are separate so that a step can be cut between them.
-pub trait TreeModel {
-    /// `[B, N]` token ids -> `[B, N, hidden]`.
-    fn embed(&self, tokens: Tensor<2, Int>, context: &BlockContext) -> Tensor<3>;
-    /// Number of blocks.
-    fn n_blocks(&self) -> usize;
-    /// Runs block `index` on `x [B, N, hidden]`.
-    fn block(
-        &self,
-        index: usize,
-        x: Tensor<3>,
-        context: &BlockContext,
-        past: Option<&BlockPast>,
-    ) -> (Tensor<3>, BlockOutputs);
-    /// The normalisation before the head.
-    fn final_norm(&self, x: Tensor<3>) -> Tensor<3>;
-    /// `[vocab, hidden]` weight of the language-model head.
-    fn head_weight(&self) -> Tensor<2>;
-
-    /// Runs all blocks on `tokens [B, N]`: the hidden states `[B, N, hidden]` that the head reads,
-    /// and what every block left.
-    fn forward(
-        &self,
-        tokens: Tensor<2, Int>,
-        context: &BlockContext,
-    ) -> (Tensor<3>, Vec<BlockOutputs>) {
-        let mut x = self.embed(tokens, context);
-        let mut outputs = Vec::with_capacity(self.n_blocks());
-        for index in 0..self.n_blocks() {
-            let (y, output) = self.block(index, x, context, None);
-            x = y;
-            outputs.push(output);
-        }
-        (self.final_norm(x), outputs)
-    }
-
-    /// The hidden states of [`TreeModel::forward`] alone; keys and values are dropped block by
-    /// block.
-    fn hidden_states(&self, tokens: Tensor<2, Int>, context: &BlockContext) -> Tensor<3> {
-        let mut x = self.embed(tokens, context);
-        for index in 0..self.n_blocks() {
-            x = self.block(index, x, context, None).0;
-        }
-        self.final_norm(x)
     }
 }
