@@ -29,15 +29,6 @@ pub mod reference;
 mod support;
 mod visibility;
 
-/// Loops over rows of numbers, vectorised for the processor at hand, and products of matrices:
-/// what the crates of this workspace share for CPU tensors, no stable interface.
-#[cfg(feature = "flex")]
-#[doc(hidden)]
-pub mod vector {
-    pub use crate::native::{DisjointMut, Matrix, Real, Storage, dot, fold, multiply};
-    pub use crate::vectorised_fn;
-}
-
 pub use error::{RopeError, TreeAttentionError, TreeMaskError};
 pub use functions::{
     KeyValue, PastKeyValue, RopeConfig, TreeAttentionOptions, rope, tree_attention,

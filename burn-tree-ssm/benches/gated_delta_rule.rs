@@ -7,9 +7,9 @@
 use std::time::Instant;
 
 use burn::tensor::{DType, Device, Distribution, Tensor, activation::sigmoid};
+use burn_tree_nn::l2_norm;
 use burn_tree_ssm::{
-    GatedDeltaRuleImplementation, GatedDeltaRuleOptions, TreeRecurrence, l2_norm,
-    tree_gated_delta_rule,
+    GatedDeltaRuleImplementation, GatedDeltaRuleOptions, TreeRecurrence, tree_gated_delta_rule,
 };
 use tree_pack::{PrefixForest, Trajectory, TreeLayout};
 use tree_training_devices::device_from_environment;

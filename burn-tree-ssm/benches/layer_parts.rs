@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn_tree_nn::{TreeNnOps, decay_gate, gated_rms_norm, l2_norm};
 use burn_tree_ssm::{
-    CausalConv1dOptions, ConvolutionSettings, TreeRecurrence, TreeSsmOps, decay_gate,
-    gated_rms_norm, l2_norm, tree_causal_conv1d_split,
+    CausalConv1dOptions, ConvolutionSettings, TreeRecurrence, TreeSsmOps, tree_causal_conv1d_split,
 };
 use tree_pack::{Segment, TreeLayout};
 use tree_training_devices::device_from_environment;
@@ -193,7 +193,7 @@ impl Bench<'_> {
             l2_norm(x.clone(), EPSILON);
         });
         self.moved("l2_norm of the queries, backward", 3 * size, || {
-            <Dispatch as TreeSsmOps>::l2_norm_backward(
+            <Dispatch as TreeNnOps>::l2_norm_backward(
                 x.clone().into_dispatch(),
                 grad.clone().into_dispatch(),
                 EPSILON,
@@ -210,7 +210,7 @@ impl Bench<'_> {
             gated_rms_norm(x.clone(), gate.clone(), weight.clone(), EPSILON);
         });
         self.moved("gated_rms_norm, backward", 5 * size, || {
-            <Dispatch as TreeSsmOps>::gated_rms_norm_backward(
+            <Dispatch as TreeNnOps>::gated_rms_norm_backward(
                 x.clone().into_dispatch(),
                 gate.clone().into_dispatch(),
                 weight.clone().into_dispatch(),
@@ -231,7 +231,7 @@ impl Bench<'_> {
             decay_gate(a.clone(), a_log.clone(), dt_bias.clone());
         });
         self.moved("decay_gate, backward", (2 + wide) * size, || {
-            <Dispatch as TreeSsmOps>::decay_gate_backward(
+            <Dispatch as TreeNnOps>::decay_gate_backward(
                 a.clone().reshape([self.rows, value_heads]).into_dispatch(),
                 a_log.clone().into_dispatch(),
                 dt_bias.clone().into_dispatch(),

@@ -10,10 +10,8 @@
 //! # A Gated DeltaNet layer between its projections
 //! ```
 //! use burn::tensor::{Device, Distribution, Tensor, activation::sigmoid};
-//! use burn_tree_ssm::{
-//!     CausalConv1dOptions, GatedDeltaRuleOptions, TreeRecurrence, decay_gate, gated_rms_norm,
-//!     l2_norm, tree_causal_conv1d_split, tree_gated_delta_rule,
-//! };
+//! use burn_tree_nn::{decay_gate, gated_rms_norm};
+//! use burn_tree_ssm::{//!     CausalConv1dOptions, GatedDeltaRuleOptions, TreeRecurrence, //!     l2_norm, tree_causal_conv1d_split, tree_gated_delta_rule, //!};
 //! use tree_pack::{PrefixForest, Trajectory, TreeLayout};
 //!
 //! // Two answers to a prompt of two tokens: five tokens instead of seven.
@@ -59,30 +57,20 @@
 
 mod backends;
 pub mod causal_conv1d;
-pub mod decay_gate;
-mod error;
 pub mod gated_delta_rule;
-pub mod gated_rms_norm;
-pub mod l2_norm;
 mod ops;
-mod outputs;
-mod precision;
-mod primitive;
 mod recurrence;
 
+pub use burn_tree_kit::check::ArgumentError;
 pub use causal_conv1d::{
     CausalConv1dOptions, CausalConv1dOutput, ConvolutionSettings, SplitCausalConv1dOutput,
     tree_causal_conv1d, tree_causal_conv1d_split, try_tree_causal_conv1d,
     try_tree_causal_conv1d_split,
 };
-pub use decay_gate::{decay_gate, try_decay_gate};
-pub use error::ArgumentError;
 pub use gated_delta_rule::{
     GatedDeltaRuleError, GatedDeltaRuleImplementation, GatedDeltaRuleOptions, GatedDeltaRuleOutput,
     GatedDeltaRuleSettings, tree_gated_delta_rule, try_tree_gated_delta_rule,
 };
-pub use gated_rms_norm::{gated_rms_norm, try_gated_rms_norm};
-pub use l2_norm::{l2_norm, try_l2_norm};
 pub use ops::TreeSsmOps;
 pub use recurrence::{
     ConvolutionPlan, ENTRY_ZERO, MAX_ROWS, MAX_WINDOW_ROWS, Readers, RecurrenceError,

@@ -9,7 +9,7 @@ use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
 
 use crate::causal_conv1d::{self, ConvolutionSettings};
 use crate::gated_delta_rule::{self, GatedDeltaRuleSettings};
-use crate::{ConvolutionPlan, TreeRecurrence, decay_gate, gated_rms_norm, l2_norm};
+use crate::{ConvolutionPlan, TreeRecurrence};
 
 /// Operations of this crate, on rows of the flattened batch, `R = B * N`. The default bodies are
 /// built from Burn's primitives; `Autodiff` has hand-written gradients that call the `_backward`
@@ -152,68 +152,6 @@ pub trait TreeSsmOps: Backend {
             settings,
         )
     }
-
-    /// `-exp(a_log) * softplus(a + dt_bias)`: `a [R, HV]`, `a_log [HV]`, `dt_bias [HV]` ->
-    /// `[R, HV]` in f32 (f64 if `a` is).
-    #[fusion(meta = |a, _, _| meta::wide(a))]
-    fn decay_gate(
-        a: FloatTensor<Self>,
-        a_log: FloatTensor<Self>,
-        dt_bias: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        decay_gate::generic::forward::<Self>(a, a_log, dt_bias)
-    }
-
-    /// Gradients of `a`, `a_log` and `dt_bias` for the gradient `grad [R, HV]` in f32 (f64).
-    #[fusion(meta = |a, a_log, dt_bias, _| (a.clone(), a_log.clone(), dt_bias.clone()))]
-    fn decay_gate_backward(
-        a: FloatTensor<Self>,
-        a_log: FloatTensor<Self>,
-        dt_bias: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        decay_gate::generic::backward::<Self>(a, a_log, dt_bias, grad)
-    }
-
-    /// `x * rsqrt(sum(x^2) + epsilon)` for the rows of `x [R, D]`.
-    #[fusion(dtype = x, shape = x)]
-    fn l2_norm(x: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
-        l2_norm::generic::forward::<Self>(x, epsilon)
-    }
-
-    /// Gradient of `x`; zero for rows of zeros.
-    #[fusion(dtype = x, shape = x)]
-    fn l2_norm_backward(
-        x: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> FloatTensor<Self> {
-        l2_norm::generic::backward::<Self>(x, grad, epsilon)
-    }
-
-    /// `weight * cast(x * rsqrt(mean(x^2) + epsilon)) * silu(gate)`: `x [R, D]`, `gate [R, D]` of
-    /// one dtype, `weight [D]` -> `[R, D]` in that dtype.
-    #[fusion(dtype = x, shape = x)]
-    fn gated_rms_norm(
-        x: FloatTensor<Self>,
-        gate: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> FloatTensor<Self> {
-        gated_rms_norm::generic::forward::<Self>(x, gate, weight, epsilon)
-    }
-
-    /// Gradients of `x`, `gate` and `weight`.
-    #[fusion(meta = |x, gate, weight, _, _| (x.clone(), gate.clone(), weight.clone()))]
-    fn gated_rms_norm_backward(
-        x: FloatTensor<Self>,
-        gate: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        gated_rms_norm::generic::backward::<Self>(x, gate, weight, grad, epsilon)
-    }
 }
 
 /// Shapes and dtypes of the outputs, told to Fusion before anything runs.
@@ -223,7 +161,7 @@ mod meta {
     use burn::tensor::Shape;
 
     use super::*;
-    use crate::precision::at_least_f32;
+    use burn_tree_kit::dtype::at_least_f32;
 
     pub(super) fn gated_delta_rule(
         query: &TensorSpec,
@@ -294,10 +232,5 @@ mod meta {
         let tail_rows = plan.requested_sources().len().max(1);
         let tails = TensorSpec::new(Shape::new([tail_rows, x.shape[1]]), x.dtype);
         (first, second, third, tails)
-    }
-
-    /// The same shape in at least f32.
-    pub(super) fn wide(tensor: &TensorSpec) -> TensorSpec {
-        TensorSpec::new(tensor.shape.clone(), at_least_f32(tensor.dtype).into())
     }
 }

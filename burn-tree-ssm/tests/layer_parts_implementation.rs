@@ -3,9 +3,8 @@
 mod support;
 
 use burn::tensor::{DType, Tensor};
-use burn_tree_ssm::{
-    CausalConv1dOptions, TreeRecurrence, decay_gate, gated_rms_norm, l2_norm, tree_causal_conv1d,
-};
+use burn_tree_nn::{decay_gate, gated_rms_norm, l2_norm};
+use burn_tree_ssm::{CausalConv1dOptions, TreeRecurrence, tree_causal_conv1d};
 use support::{Forest, device};
 use tree_training_devices::Events;
 

@@ -19,7 +19,7 @@ pub fn check_device(device: &Device) -> Result<(), ExecutionError> {
     device.sync()?;
     #[cfg(feature = "cubecl-backend")]
     if let burn::backend::DispatchDevice::Cube(device) = device.clone().inner().as_dispatch() {
-        tree_training_cube::take_failure(device)?;
+        burn_tree_kit::cube::take_failure(device)?;
     }
     Ok(())
 }

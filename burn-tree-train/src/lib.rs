@@ -7,40 +7,22 @@
 
 #![cfg_attr(any(feature = "tch", feature = "ndarray"), allow(deprecated))]
 
-mod backends;
 mod device_failure;
-pub mod gather_rows;
-pub mod grouped_linear;
-pub mod lm_head;
 mod model;
-#[cfg(feature = "flex")]
-mod native;
 pub mod objectives;
-mod ops;
-mod precision;
-mod primitive;
-pub mod rms_norm;
 mod router_loss;
 mod shadow;
 mod sharing;
 mod step;
 mod step_bound;
 mod step_time;
-pub mod swiglu;
 
 pub use device_failure::check_device;
-pub use gather_rows::{GatherPlan, gather_rows};
-pub use grouped_linear::grouped_linear;
-pub use lm_head::{
-    EntropyOutput, LmHeadError, LmHeadOptions, TokenLogProbs, token_log_probs, try_token_log_probs,
-};
 pub use model::{
     BlockContext, BlockError, BlockOutputs, BlockOutputsError, BlockPast, RecurrenceMismatch,
     RouterOutput, TreeModel, frozen,
 };
 pub use objectives::{sft_loss, try_sft_loss};
-pub use ops::TreeTrainOps;
-pub use rms_norm::{rms_norm, zero_centered_rms_norm};
 pub use router_loss::{RouterLoad, load_balancing_loss};
 pub use shadow::{shadow, widen_gradients};
 pub use sharing::{
@@ -54,4 +36,3 @@ pub use step_bound::{ModelCost, StepBound, StepCounts};
 pub use step_time::{
     Calibration, CalibrationOptions, FitError, StepTime, StepWork, TimedStep, calibrate,
 };
-pub use swiglu::swiglu;

@@ -5,7 +5,8 @@
 //! how often each counts.
 
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_tree_train::{LmHeadOptions, sft_loss, token_log_probs};
+use burn_tree_nn::{LmHeadOptions, token_log_probs};
+use burn_tree_train::sft_loss;
 use tree_pack::{PackedStep, Trajectory, TreeBatch};
 
 use crate::device::autodiff_device;

@@ -2,9 +2,8 @@
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
-use burn_tree_train::{
-    StepGradients, StepOptions, TokenLogProbs, TreeModel, sft_loss, step_gradients,
-};
+use burn_tree_nn::TokenLogProbs;
+use burn_tree_train::{StepGradients, StepOptions, TreeModel, sft_loss, step_gradients};
 use proptest::prelude::*;
 use tree_pack::{
     Aggregation, LossForm, Objective, OccurrenceBatch, PackOptions, PackedStep, Partitioning,

@@ -3,7 +3,8 @@
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, activation};
-use burn_tree_train::{BlockContext, LmHeadOptions, TokenLogProbs, TreeModel};
+use burn_tree_nn::{LmHeadOptions, TokenLogProbs};
+use burn_tree_train::{BlockContext, TreeModel};
 use tree_pack::{OccurrenceBatch, Pack, PackedStep, Segment, Trajectory, TreeBatch, TreeLayout};
 
 /// Log-probability of one prediction.

@@ -9,10 +9,11 @@ use std::collections::BTreeMap;
 
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_tree_nn::TokenLogProbs;
 use burn_tree_train::objectives::{
     ClipRange, KlEstimator, KlPenalty, PolicyMetrics, PpoOptions, Regularization, ppo_loss,
 };
-use burn_tree_train::{StepOptions, TokenLogProbs, sft_loss};
+use burn_tree_train::{StepOptions, sft_loss};
 use libtest_mimic::{Arguments, Failed, Trial};
 use tree_pack::{
     Aggregation, LossForm, Objective, OccurrenceBatch, PackedStep, Partitioning, Trajectory,

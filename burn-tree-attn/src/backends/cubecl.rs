@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn_cubecl::CubeBackend;
-use tree_training_cube::{probe, probed};
+use burn_tree_kit::cube::{probe, probed};
 
 use crate::TreeAttentionOps;
 use crate::generic;
@@ -257,7 +257,7 @@ mod tests {
             let (client, shape) = (client.clone(), Shape::from([elements]));
             CubeTensor::new_contiguous(client, device.clone(), shape, handle, DType::F16)
         };
-        let width = |elements| tree_training_cube::address_type(&[&tensor(1), &tensor(elements)]);
+        let width = |elements| burn_tree_kit::cube::address_type(&[&tensor(1), &tensor(elements)]);
         // Offsets are unsigned: nothing special happens at 2^31.
         assert_eq!(width(1 << 31), AddressType::U32);
         assert_eq!(width((1 << 32) + 2), AddressType::U64);

@@ -6,10 +6,11 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{Bytes, DType, Element, Shape, bf16, f16};
 use burn_flex::{FlexTensor, Layout};
+use burn_tree_kit::cpu::Storage;
 
 use crate::TreeAttentionOps;
 use crate::generic;
-use crate::native::{self, Problem, Shapes, Storage};
+use crate::native::{self, Problem, Shapes};
 use crate::ops::{AttentionImplementation, AttentionSettings, RopeSettings};
 use crate::visibility::Visibility;
 

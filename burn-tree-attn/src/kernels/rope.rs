@@ -6,9 +6,9 @@ use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
+use burn_tree_kit::cube::address_type;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
-use tree_training_cube::address_type;
 
 use super::elementwise_dim;
 use crate::generic::accumulation_dtype;

@@ -4,11 +4,11 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use super::blocks::KeyBlock;
-use super::matrix::Matrix;
-use super::scalar::{Real, Storage};
 use super::softmax::{hide, soften};
 use crate::ops::AttentionSettings;
 use crate::visibility::Visibility;
+use burn_tree_kit::cpu::Matrix;
+use burn_tree_kit::cpu::{Real, Storage};
 
 /// Rows of a tile's matrices aimed for: query rows times query heads per key/value head.
 const MATRIX_ROWS: usize = 256;

@@ -4,10 +4,10 @@ use rayon::prelude::*;
 
 use super::attention::{HeadTile, Problem, block_keys, computed};
 use super::blocks::{KeyBlock, key_blocks};
-use super::disjoint::DisjointMut;
-use super::matrix::{Matrix, multiply};
-use super::scalar::{Real, Storage};
 use super::softmax::{differentiate_block, row_products};
+use burn_tree_kit::cpu::DisjointMut;
+use burn_tree_kit::cpu::{Matrix, multiply};
+use burn_tree_kit::cpu::{Real, Storage};
 
 /// Gradients of the inputs, in their shapes.
 pub(crate) struct Gradients<E> {

@@ -4,10 +4,10 @@ use rayon::prelude::*;
 
 use super::attention::{HeadTile, Problem, block_keys, computed};
 use super::blocks::{KeyBlock, key_blocks};
-use super::disjoint::DisjointMut;
-use super::matrix::{Matrix, multiply};
-use super::scalar::{Real, Storage};
 use super::softmax::{OnlineRow, absorb_block};
+use burn_tree_kit::cpu::DisjointMut;
+use burn_tree_kit::cpu::{Matrix, multiply};
+use burn_tree_kit::cpu::{Real, Storage};
 
 /// Results of the forward pass.
 pub(crate) struct Forward<E: Storage> {

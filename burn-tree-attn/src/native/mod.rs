@@ -4,21 +4,14 @@
 mod attention;
 mod backward;
 mod blocks;
-mod disjoint;
 mod forward;
-mod matrix;
 mod rope;
-mod scalar;
 mod softmax;
 
 pub(crate) use attention::{Problem, Shapes};
 pub(crate) use backward::backward;
-pub use disjoint::DisjointMut;
 pub(crate) use forward::forward;
-pub use matrix::{Matrix, multiply};
 pub(crate) use rope::rope;
-pub use scalar::{Real, Storage};
-pub use softmax::{dot, fold};
 
 /// Which of these functions ran on this thread, for tests.
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 
-use super::scalar::{Real, Storage};
 use crate::ops::{RopeDirection, RopePairing, RopeSettings};
+use burn_tree_kit::cpu::{Real, Storage};
 
 /// Rotates `x [B, H, N, D]`; `positions [B, N]`.
 pub(crate) fn rope<E: Storage>(

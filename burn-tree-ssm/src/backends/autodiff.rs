@@ -7,7 +7,7 @@ use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use crate::causal_conv1d::{self, ConvolutionSettings};
 use crate::gated_delta_rule::{self, GatedDeltaRuleSettings, Inputs};
-use crate::{ConvolutionPlan, TreeRecurrence, TreeSsmOps, decay_gate, gated_rms_norm, l2_norm};
+use crate::{ConvolutionPlan, TreeRecurrence, TreeSsmOps};
 
 impl<B: TreeSsmOps, C: CheckpointStrategy> TreeSsmOps for Autodiff<B, C> {
     fn gated_delta_rule(
@@ -44,26 +44,5 @@ impl<B: TreeSsmOps, C: CheckpointStrategy> TreeSsmOps for Autodiff<B, C> {
         FloatTensor<Self>,
     ) {
         causal_conv1d::autodiff_forward::<B, C>(x, weight, initial_tails, plan, settings)
-    }
-
-    fn decay_gate(
-        a: FloatTensor<Self>,
-        a_log: FloatTensor<Self>,
-        dt_bias: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        decay_gate::autodiff_forward::<B, C>(a, a_log, dt_bias)
-    }
-
-    fn l2_norm(x: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
-        l2_norm::autodiff_forward::<B, C>(x, epsilon)
-    }
-
-    fn gated_rms_norm(
-        x: FloatTensor<Self>,
-        gate: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> FloatTensor<Self> {
-        gated_rms_norm::autodiff_forward::<B, C>(x, gate, weight, epsilon)
     }
 }

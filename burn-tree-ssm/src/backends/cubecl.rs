@@ -8,12 +8,12 @@ use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
-use tree_training_cube::{has_kernels, probed};
+use burn_tree_kit::cube::{has_kernels, probed};
 
 use crate::causal_conv1d::{self, ConvolutionSettings};
 use crate::gated_delta_rule::kernels::{self, Dims, Implementation};
 use crate::gated_delta_rule::{self, GatedDeltaRuleSettings, Inputs, Saved};
-use crate::{ConvolutionPlan, TreeRecurrence, TreeSsmOps, decay_gate, gated_rms_norm, l2_norm};
+use crate::{ConvolutionPlan, TreeRecurrence, TreeSsmOps};
 
 /// Tells who asks (target `burn_tree_ssm`, level debug) which implementation of an operation runs.
 fn announce(op: &'static str, implementation: &'static str) {
@@ -191,84 +191,6 @@ impl TreeSsmOps for CubeBackend {
             "causal_conv1d",
             "causal_conv1d_backward",
             causal_conv1d::backward(x, weight, initial_tails, grads, grad_tails, &plan, settings)
-        )
-    }
-
-    fn decay_gate(
-        a: FloatTensor<Self>,
-        a_log: FloatTensor<Self>,
-        dt_bias: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        kernel_if!(
-            check_dtypes(&[&a, &a_log, &dt_bias]),
-            "decay_gate",
-            "decay_gate",
-            decay_gate::forward(a, a_log, dt_bias)
-        )
-    }
-
-    fn decay_gate_backward(
-        a: FloatTensor<Self>,
-        a_log: FloatTensor<Self>,
-        dt_bias: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        kernel_if!(
-            check_dtypes(&[&a, &a_log, &dt_bias]),
-            "decay_gate",
-            "decay_gate_backward",
-            decay_gate::backward(a, a_log, dt_bias, grad)
-        )
-    }
-
-    fn l2_norm(x: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
-        kernel_if!(
-            check_dtypes(&[&x]).and_then(|()| l2_norm::kernel::check(&x)),
-            "l2_norm",
-            "l2_norm",
-            l2_norm::forward(x, epsilon)
-        )
-    }
-
-    fn l2_norm_backward(
-        x: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> FloatTensor<Self> {
-        kernel_if!(
-            check_dtypes(&[&x]).and_then(|()| l2_norm::kernel::check(&x)),
-            "l2_norm",
-            "l2_norm_backward",
-            l2_norm::backward(x, grad, epsilon)
-        )
-    }
-
-    fn gated_rms_norm(
-        x: FloatTensor<Self>,
-        gate: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> FloatTensor<Self> {
-        kernel_if!(
-            check_dtypes(&[&x, &weight]).and_then(|()| gated_rms_norm::kernel::check(&x, &weight)),
-            "gated_rms_norm",
-            "gated_rms_norm",
-            gated_rms_norm::forward(x, gate, weight, epsilon)
-        )
-    }
-
-    fn gated_rms_norm_backward(
-        x: FloatTensor<Self>,
-        gate: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        kernel_if!(
-            check_dtypes(&[&x, &weight]).and_then(|()| gated_rms_norm::kernel::check(&x, &weight)),
-            "gated_rms_norm",
-            "gated_rms_norm_backward",
-            gated_rms_norm::backward(x, gate, weight, grad, epsilon)
         )
     }
 }

@@ -4,14 +4,14 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{Bytes, DType, Element, Shape, bf16, f16};
 use burn_flex::{FlexTensor, Layout};
-use burn_tree_attn::vector::Storage;
+use burn_tree_kit::cpu::Storage;
 
 use crate::gated_delta_rule::native::{self, Problem, Results, Shapes};
 use crate::gated_delta_rule::{
     self, GatedDeltaRuleImplementation, GatedDeltaRuleSettings, Inputs, Saved, lowest_log_decay,
 };
-use crate::precision::at_least_f32;
 use crate::{TreeRecurrence, TreeSsmOps};
+use burn_tree_kit::dtype::at_least_f32;
 
 /// A type that a Flex tensor stores. The values computed with are stored by some tensor, too.
 trait FlexFloat: Storage<Compute: Element + bytemuck::Pod> + Element + bytemuck::Pod {}

@@ -11,9 +11,9 @@ use burn_autodiff::{
 };
 
 use super::ConvolutionSettings;
-use crate::outputs::OutputGradients;
-use crate::primitive::{Tracked, backward};
 use crate::{ConvolutionPlan, TreeSsmOps};
+use burn_tree_kit::autodiff::OutputGradients;
+use burn_tree_kit::autodiff::{Tracked, backward};
 
 #[derive(Debug)]
 struct CausalConv1dBackward;

@@ -5,8 +5,8 @@ use burn::tensor::{FloatDType, IndexingUpdateOp, Shape, Slice};
 
 use super::ConvolutionSettings;
 use crate::ConvolutionPlan;
-use crate::precision::at_least_f32;
-use crate::primitive::{int_tensor, sigmoid, silu_with_slope};
+use burn_tree_kit::dtype::at_least_f32;
+use burn_tree_kit::primitive::{int_tensor, sigmoid, silu_with_slope};
 
 /// See [`crate::TreeSsmOps::causal_conv1d`].
 pub(crate) fn forward<B: Backend>(

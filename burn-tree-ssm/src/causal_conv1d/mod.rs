@@ -13,8 +13,8 @@ use burn::tensor::Tensor;
 
 pub(crate) use autodiff::forward as autodiff_forward;
 
-use crate::error::Check;
 use crate::{ArgumentError, ConvolutionPlan, TreeRecurrence, TreeSsmOps};
+use burn_tree_kit::check::Check;
 
 /// What [`tree_causal_conv1d`] does besides the convolution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

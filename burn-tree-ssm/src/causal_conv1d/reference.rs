@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor, activation::silu};
 
 use super::{CausalConv1dOptions, CausalConv1dOutput};
 use crate::TreeRecurrence;
-use crate::error::Check;
+use burn_tree_kit::check::Check;
 
 /// See [`super::tree_causal_conv1d`].
 ///

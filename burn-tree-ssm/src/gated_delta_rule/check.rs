@@ -7,7 +7,7 @@ use super::{
     GatedDeltaRuleSettings,
 };
 use crate::TreeRecurrence;
-use crate::precision::at_least_f32;
+use burn_tree_kit::dtype::at_least_f32;
 
 /// The tensors of a call.
 pub(super) struct Arguments<'a> {

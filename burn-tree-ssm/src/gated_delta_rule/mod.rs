@@ -16,8 +16,8 @@ pub mod reference;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use crate::precision::at_least_f32;
 use crate::{TreeRecurrence, TreeSsmOps};
+use burn_tree_kit::dtype::at_least_f32;
 
 pub(crate) use autodiff::forward as autodiff_forward;
 pub use error::GatedDeltaRuleError;

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Tensor};
 use super::check::check_initial_states;
 use super::{GatedDeltaRuleOptions, GatedDeltaRuleOutput};
 use crate::TreeRecurrence;
-use crate::precision::at_least_f32;
+use burn_tree_kit::dtype::at_least_f32;
 
 /// See [`super::tree_gated_delta_rule`].
 ///

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 
 use burn_cubecl::tensor::CubeTensor;
+use burn_tree_kit::cube::{DeviceCache, DeviceSections};
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
-use tree_training_cube::{DeviceCache, DeviceSections};
 
 use super::{ConvolutionPlan, TreeRecurrence};
 

@@ -10,7 +10,7 @@ use thiserror::Error;
 use tree_pack::{BatchId, IndexMemory, OccurrenceBatch, TreeBatch, TreeLayout};
 
 use super::block::Asked;
-use crate::{LmHeadError, LmHeadOptions, TokenLogProbs, try_token_log_probs};
+use burn_tree_nn::{LmHeadError, LmHeadOptions, TokenLogProbs, try_token_log_probs};
 
 /// A recurrence is not that of the batch of a [`BlockContext`].
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -149,7 +149,7 @@ impl BlockContext {
         &self.host_tokens
     }
 
-    /// [`token_log_probs`](crate::token_log_probs) of the batch of this context.
+    /// [`token_log_probs`](burn_tree_nn::token_log_probs) of the batch of this context.
     ///
     /// # Panics
     /// If [`try_token_log_probs`](Self::try_token_log_probs) refuses the arguments.
@@ -164,7 +164,7 @@ impl BlockContext {
             .unwrap_or_else(|error| panic!("token_log_probs: {error}"))
     }
 
-    /// [`try_token_log_probs`](crate::try_token_log_probs) of the batch of this context.
+    /// [`try_token_log_probs`](burn_tree_nn::try_token_log_probs) of the batch of this context.
     ///
     /// # Errors
     /// As there, and [`LmHeadError::OtherBatch`] if the occurrences are those of another batch.

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor};
 use tree_pack::{LossForm, OccurrenceBatch};
 
 use super::ObjectiveInputError;
-use crate::TokenLogProbs;
+use burn_tree_nn::TokenLogProbs;
 
 /// Reads the columns of a batch in the dtype of its log-probabilities, as constants.
 pub(super) struct Columns<'a> {
@@ -35,7 +35,7 @@ impl<'a> Columns<'a> {
         head: &TokenLogProbs,
         occurrences: &'a OccurrenceBatch,
     ) -> Result<Self, ObjectiveInputError> {
-        if let (Some(found), Some(expected)) = (head.batch, occurrences.batch)
+        if let (Some(found), Some(expected)) = (head.batch(), occurrences.batch)
             && found != expected
         {
             return Err(ObjectiveInputError::OtherBatch);

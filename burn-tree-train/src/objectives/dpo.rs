@@ -9,7 +9,7 @@ use tree_pack::{LossForm, OccurrenceBatch, PreferencePair, StepTrajectory};
 use super::ObjectiveInputError;
 use super::columns::{Columns, check_option};
 use super::trajectory_sums::{TrajectoryCoefficients, TrajectorySums, count, sum_by};
-use crate::{GatherPlan, TokenLogProbs};
+use burn_tree_nn::{GatherPlan, TokenLogProbs};
 
 /// The loss of a pair with the margin `m = S_chosen - S_rejected`, where `S` is the sum of
 /// `log_prob - ref_log_prob` over the trained tokens of a trajectory.
@@ -64,7 +64,7 @@ impl Default for DpoOptions {
 /// # Example
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_tree_train::TokenLogProbs;
+/// use burn_tree_nn::TokenLogProbs;
 /// use burn_tree_train::objectives::{Dpo, DpoOptions};
 /// use tree_pack::{
 ///     PackOptions, PreferencePair, Trajectory, TreeBatch, build_forests, pack_step,

@@ -10,7 +10,7 @@ use super::metrics::MetricColumns;
 use super::ppo::{check_sampling_cap, sampling_weights};
 use super::trajectory_sums::{TrajectoryCoefficients, TrajectorySums, count};
 use super::{ClipRange, ObjectiveInputError, PolicyMetrics, Regularization};
-use crate::TokenLogProbs;
+use burn_tree_nn::TokenLogProbs;
 
 /// Options of [`Gspo`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,7 +57,7 @@ impl Default for GspoOptions {
 /// # Example
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_tree_train::TokenLogProbs;
+/// use burn_tree_nn::TokenLogProbs;
 /// use burn_tree_train::objectives::{Gspo, GspoOptions};
 /// use tree_pack::{
 ///     Advantage, Aggregation, PackOptions, Trajectory, TreeBatch, build_forests, pack_step,

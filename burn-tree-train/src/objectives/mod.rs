@@ -18,7 +18,7 @@
 //! pair, lie in different packs: the first collects sums, in the second the loss is linear in the
 //! log-probabilities.
 //!
-//! [`TokenLogProbs`]: crate::TokenLogProbs
+//! [`TokenLogProbs`]: burn_tree_nn::TokenLogProbs
 //! [`OccurrenceBatch`]: tree_pack::OccurrenceBatch
 //! [`LossForm`]: tree_pack::LossForm
 

@@ -6,7 +6,7 @@ use tree_pack::{LossForm, OccurrenceBatch};
 use super::columns::{Columns, check_option};
 use super::metrics::{MetricColumns, SamplingWeights};
 use super::{ObjectiveInputError, PolicyMetrics, Regularization};
-use crate::TokenLogProbs;
+use burn_tree_nn::TokenLogProbs;
 
 /// The ratio is clipped to `1 - low ..= 1 + high`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -117,7 +117,7 @@ impl PpoOptions {
 /// # Example
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_tree_train::TokenLogProbs;
+/// use burn_tree_nn::TokenLogProbs;
 /// use burn_tree_train::objectives::{PpoOptions, ppo_loss};
 /// use tree_pack::{
 ///     Advantage, PackOptions, Trajectory, TreeBatch, build_forests, pack_step,

@@ -5,7 +5,7 @@ use tree_pack::OccurrenceBatch;
 
 use super::ObjectiveInputError;
 use super::columns::{Columns, check_option};
-use crate::TokenLogProbs;
+use burn_tree_nn::TokenLogProbs;
 
 /// An estimate of `KL(policy || reference)` from one sample, with `d = ref_log_prob - log_prob`
 /// ([Schulman 2020](http://joschu.net/blog/kl-approx.html)).
@@ -56,7 +56,7 @@ pub struct Regularization {
     /// Penalty on the divergence from the reference policy; needs reference log-probabilities.
     pub kl: Option<KlPenalty>,
     /// Factor of the entropy of the predictions, which is subtracted from the loss; needs
-    /// [`crate::EntropyOutput::Differentiable`] unless it is 0.
+    /// [`burn_tree_nn::EntropyOutput::Differentiable`] unless it is 0.
     pub entropy_coefficient: f64,
 }
 

@@ -5,7 +5,7 @@ use tree_pack::OccurrenceBatch;
 
 use super::ObjectiveInputError;
 use super::columns::Columns;
-use crate::TokenLogProbs;
+use burn_tree_nn::TokenLogProbs;
 
 /// Supervised fine-tuning: `sum_i weights[i] * -log_probs[i]`, `[1]`.
 ///

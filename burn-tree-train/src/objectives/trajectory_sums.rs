@@ -12,7 +12,7 @@ use burn::tensor::{Tensor, TensorData};
 use tree_pack::{OccurrenceBatch, StepTrajectory};
 
 use super::ObjectiveInputError;
-use crate::{GatherPlan, TreeTrainOps};
+use burn_tree_nn::{GatherPlan, TreeNnOps};
 
 /// Sums of `C` columns over the trained predictions of each trajectory of an optimizer step, on
 /// the device, without gradient.
@@ -130,7 +130,7 @@ pub(super) fn count(trajectories: &[u32]) -> Vec<(u32, u32)> {
 /// Sums of the rows of `values [n, C]` that belong to each of `plan.rows()` groups, in a fixed
 /// order: what the gradient of a gather is.
 pub(super) fn sum_by(values: Tensor<2>, plan: Arc<GatherPlan>) -> Tensor<2> {
-    Tensor::from_dispatch(<Dispatch as TreeTrainOps>::gather_rows_backward(
+    Tensor::from_dispatch(<Dispatch as TreeNnOps>::gather_rows_backward(
         values.into_dispatch(),
         plan,
     ))

@@ -5,7 +5,8 @@ use burn_tree_attn::TreeMaskError;
 use thiserror::Error;
 use tree_pack::{BatchError, PacksError, VocabularyError};
 
-use crate::{BlockError, LmHeadError};
+use crate::BlockError;
+use burn_tree_nn::LmHeadError;
 
 /// A step that cannot be computed.
 #[derive(Debug, Error)]

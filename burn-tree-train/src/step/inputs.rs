@@ -9,7 +9,8 @@ use super::StepError;
 use super::kept::{Kept, PastSources, Place, Shelf};
 use super::plan::StepPlan;
 use super::rows::{BlockRows, Rows, left_by, past_of};
-use crate::{BlockContext, BlockOutputs, GatherPlan, LmHeadOptions, TokenLogProbs, TreeModel};
+use crate::{BlockContext, BlockOutputs, TreeModel};
+use burn_tree_nn::{GatherPlan, LmHeadOptions, TokenLogProbs};
 
 /// What one pass over a pack needs.
 pub(super) struct PackInputs {

@@ -7,7 +7,7 @@ use tree_pack::IndexMemory;
 
 use super::plan::PastRows;
 use super::rows::{BlockRows, ROW_DIM, Rows};
-use crate::precision::at_least_f32;
+use burn_tree_kit::dtype::at_least_f32;
 
 /// Where tensors wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

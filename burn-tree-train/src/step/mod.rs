@@ -32,9 +32,9 @@ use self::plan::{StepPlan, Visit};
 use self::recompute::Checkpoint;
 use crate::model::{Trainable, trainable_without_gradient, what_is_trainable};
 use crate::{
-    BlockOutputs, LmHeadOptions, RouterLoad, RouterOutput, TokenLogProbs, TreeModel, frozen,
-    load_balancing_loss, widen_gradients,
+    BlockOutputs, RouterLoad, RouterOutput, TreeModel, frozen, load_balancing_loss, widen_gradients,
 };
+use burn_tree_nn::{LmHeadOptions, TokenLogProbs};
 
 pub use error::{NoGradientsCause, StepError};
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use burn_tree_attn::PastKeyValue;
 
-use crate::{BlockOutputs, BlockPast, GatherPlan, gather_rows};
+use crate::{BlockOutputs, BlockPast};
+use burn_tree_nn::{GatherPlan, gather_rows};
 
 /// A value for each of the tensors that a block leaves.
 #[derive(Clone, Debug)]

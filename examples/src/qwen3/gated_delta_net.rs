@@ -3,9 +3,10 @@
 use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor, activation::sigmoid};
+use burn_tree_nn::{decay_gate, gated_rms_norm, l2_norm};
 use burn_tree_ssm::{
-    CausalConv1dOptions, GatedDeltaRuleOptions, decay_gate, gated_rms_norm, l2_norm,
-    try_tree_causal_conv1d_split, try_tree_gated_delta_rule,
+    CausalConv1dOptions, GatedDeltaRuleOptions, try_tree_causal_conv1d_split,
+    try_tree_gated_delta_rule,
 };
 use burn_tree_train::{BlockContext, BlockError, BlockPast};
 

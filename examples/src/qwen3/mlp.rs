@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::Tensor;
-use burn_tree_train::swiglu;
+use burn_tree_nn::swiglu;
 
 use super::linear;
 use super::source::ParameterSource;

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use burn::module::{Module, Param};
 use burn::nn::Embedding;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
-use burn_tree_train::{
-    BlockContext, BlockError, BlockOutputs, BlockPast, GatherPlan, TreeModel, gather_rows,
-};
+use burn_tree_nn::{GatherPlan, gather_rows};
+use burn_tree_train::{BlockContext, BlockError, BlockOutputs, BlockPast, TreeModel};
 
 use super::Qwen3Config;
 use super::block::Block;

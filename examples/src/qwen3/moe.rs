@@ -6,7 +6,8 @@ use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use burn_tree_train::{GatherPlan, RouterOutput, gather_rows, grouped_linear, swiglu};
+use burn_tree_nn::{GatherPlan, gather_rows, grouped_linear, swiglu};
+use burn_tree_train::RouterOutput;
 
 use super::mlp::Mlp;
 use super::source::ParameterSource;

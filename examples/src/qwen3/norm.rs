@@ -2,7 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use burn_tree_train::{rms_norm, zero_centered_rms_norm};
+use burn_tree_nn::{rms_norm, zero_centered_rms_norm};
 
 use super::Qwen3Config;
 use super::source::{Initial, ParameterSource};

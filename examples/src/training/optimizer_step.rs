@@ -7,9 +7,9 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, FloatDType, Tensor};
+use burn_tree_nn::{EntropyOutput, LmHeadOptions};
 use burn_tree_train::{
-    EntropyOutput, LmHeadOptions, StepGradients, StepOptions, TreeModel, check_device, shadow,
-    step_forward, step_gradients,
+    StepGradients, StepOptions, TreeModel, check_device, shadow, step_forward, step_gradients,
 };
 use thiserror::Error;
 use tree_pack::PackedStep;
@@ -288,7 +288,8 @@ mod tests {
     use crate::qwen3::Qwen3Config;
     use crate::training::adamw::{AdamWOptions, adamw};
     use crate::training::objective::Supervised;
-    use burn_tree_train::{TokenLogProbs, sft_loss};
+    use burn_tree_nn::TokenLogProbs;
+    use burn_tree_train::sft_loss;
     use tree_pack::{OccurrenceBatch, PackOptions, Trajectory, build_forests, pack_step};
 
     const ADAMW: AdamWOptions = AdamWOptions {

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, FloatDType};
-use burn_tree_train::{BlockContext, LmHeadOptions, TokenLogProbs, TreeModel, sft_loss};
+use burn_tree_nn::{LmHeadOptions, TokenLogProbs};
+use burn_tree_train::{BlockContext, TreeModel, sft_loss};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use tree_pack::{

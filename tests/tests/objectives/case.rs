@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use burn_tree_train::TokenLogProbs;
+use burn_tree_nn::TokenLogProbs;
 use burn_tree_train::objectives::reference::Prediction;
 use proptest::prelude::*;
 use tree_pack::{

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::Device;
-use burn_tree_train::TokenLogProbs;
+use burn_tree_nn::TokenLogProbs;
 use burn_tree_train::objectives::reference::{self, Prediction};
 use burn_tree_train::objectives::{
     ClipRange, Gspo, GspoOptions, KlEstimator, KlPenalty, ObjectiveInputError, PolicyMetrics,

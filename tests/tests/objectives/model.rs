@@ -1,10 +1,11 @@
 //! Objectives with models: the first epoch, and the two passes.
 
 use burn::tensor::{DType, Tensor};
+use burn_tree_nn::TokenLogProbs;
 use burn_tree_train::objectives::{
     ClipRange, Dpo, DpoOptions, Gspo, GspoOptions, PolicyMetrics, PpoOptions, ppo_loss,
 };
-use burn_tree_train::{StepGradients, StepOptions, TokenLogProbs, step_forward, step_gradients};
+use burn_tree_train::{StepGradients, StepOptions, step_forward, step_gradients};
 use tree_pack::{
     Advantage, Aggregation, LossForm, Objective, OccurrenceBatch, PackOptions, PackedStep,
     Partitioning, PreferencePair, Trajectory, build_forests, pack_step,

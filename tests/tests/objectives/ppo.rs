@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{Device, Tensor};
-use burn_tree_train::TokenLogProbs;
+use burn_tree_nn::TokenLogProbs;
 use burn_tree_train::objectives::reference::{self, Prediction};
 use burn_tree_train::objectives::{
     ClipRange, KlEstimator, KlPenalty, ObjectiveInputError, PolicyMetrics, PpoOptions,

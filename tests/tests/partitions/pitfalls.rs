@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType};
+use burn_tree_nn::{EntropyOutput, LmHeadOptions, token_log_probs};
 use burn_tree_train::{
-    BlockContext, EntropyOutput, LmHeadOptions, RouterLoad, RouterLoss, StepError, StepOptions,
-    TreeModel, load_balancing_loss, sft_loss, shadow, step_forward, step_gradients,
-    step_router_load, token_log_probs,
+    BlockContext, RouterLoad, RouterLoss, StepError, StepOptions, TreeModel, load_balancing_loss,
+    sft_loss, shadow, step_forward, step_gradients, step_router_load,
 };
 use tree_pack::{Aggregation, Objective, Pack, PackedStep, Partitioning, Trajectory, TreeBatch};
 use tree_training_examples::qwen3::Qwen3;

@@ -4,9 +4,8 @@
 use burn::module::{Lora, Module};
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, FloatDType};
-use burn_tree_train::{
-    StepOptions, TokenLogProbs, frozen, sft_loss, shadow, step_forward, step_gradients,
-};
+use burn_tree_nn::TokenLogProbs;
+use burn_tree_train::{StepOptions, frozen, sft_loss, shadow, step_forward, step_gradients};
 use tree_pack::{
     OccurrenceBatch, PackOptions, PackedStep, Partitioning, Trajectory, build_forests, pack_step,
 };

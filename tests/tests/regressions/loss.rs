@@ -1,7 +1,8 @@
 //! Averages: over predictions of the whole step, never over rows or packs.
 
 use burn::tensor::DType;
-use burn_tree_train::{BlockContext, EntropyOutput, LmHeadOptions, sft_loss, token_log_probs};
+use burn_tree_nn::{EntropyOutput, LmHeadOptions, token_log_probs};
+use burn_tree_train::{BlockContext, sft_loss};
 use tree_pack::{Advantage, Aggregation, LossForm, Objective, Trajectory, TreeBatch};
 use tree_training_tests::device::{autodiff_device, test_dtypes};
 use tree_training_tests::fixture::PolicyObjective;

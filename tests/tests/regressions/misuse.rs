@@ -4,12 +4,14 @@ use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use burn_tree_attn::{TreeMask, TreeMaskError};
+use burn_tree_nn::{
+    LmHeadError, LmHeadOptions, TokenLogProbs, token_log_probs, try_token_log_probs,
+};
 use burn_tree_ssm::{RecurrenceError, TreeRecurrence};
 use burn_tree_train::objectives::{ObjectiveInputError, PpoOptions, try_ppo_loss, try_sft_loss};
 use burn_tree_train::{
-    BlockContext, BlockError, BlockOutputs, BlockPast, LmHeadError, LmHeadOptions,
-    NoGradientsCause, StepError, StepOptions, TokenLogProbs, TreeModel, frozen, sft_loss,
-    step_forward, step_gradients, token_log_probs, try_token_log_probs,
+    BlockContext, BlockError, BlockOutputs, BlockPast, NoGradientsCause, StepError, StepOptions,
+    TreeModel, frozen, sft_loss, step_forward, step_gradients,
 };
 use tree_pack::{
     OccurrenceBatch, PackOptions, PackedStep, PacksError, Partitioning, Trajectory, TreeBatch,

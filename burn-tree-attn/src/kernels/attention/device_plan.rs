@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use burn_cubecl::CubeDevice;
+use burn_tree_kit::cube::DeviceSections;
 use cubecl::prelude::BufferArg;
-use tree_training_cube::DeviceSections;
 
 use super::Unavailable;
 use super::plan::{BlockPlan, TileShape, too_large};

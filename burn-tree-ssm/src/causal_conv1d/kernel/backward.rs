@@ -4,9 +4,9 @@
 //! directly are summed as the unit walks down; all others (below a branching, and the outgoing
 //! tails) are in a list, and recomputed for each entry. Long lists have been summed in parts before.
 
+use burn_tree_kit::cube::{RowGroups, group_sum};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use tree_training_cube::{RowGroups, group_sum};
 
 use super::walk::{
     Convolution, Sizes, activation_gradient, advance, convolve, is_token, load_weights,

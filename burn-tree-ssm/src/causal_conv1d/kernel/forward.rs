@@ -1,8 +1,8 @@
 //! Forward kernels.
 
+use burn_tree_kit::cube::RowGroups;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use tree_training_cube::RowGroups;
 
 use super::walk::{
     Convolution, Sizes, activate, advance, convolve, is_token, load_weights, read_source, reload,

@@ -13,12 +13,12 @@ use std::sync::Arc;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::{CubeBackend, kernel::into_contiguous, ops::reshape, tensor::CubeTensor};
-use cubecl::client::Client;
-use cubecl::ir::{AddressType, ElemType};
-use tree_training_cube::{
+use burn_tree_kit::cube::{
     RowGroups, address_type, column_sum, contiguous, cubes, elem, empty, has_approximations, units,
     units_per_cube, vector_size,
 };
+use cubecl::client::Client;
+use cubecl::ir::{AddressType, ElemType};
 
 use super::ConvolutionSettings;
 use crate::ConvolutionPlan;

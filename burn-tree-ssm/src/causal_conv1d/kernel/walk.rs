@@ -1,8 +1,8 @@
 //! What the kernels share: a unit walks down rows with one vector of channels, and keeps the inputs
 //! of the last taps in registers as long as each row follows on the one before.
 
+use burn_tree_kit::cube::sigmoid;
 use cubecl::prelude::*;
-use tree_training_cube::sigmoid;
 
 /// What a kernel is compiled for, besides its element types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

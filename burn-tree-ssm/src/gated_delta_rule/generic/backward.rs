@@ -19,7 +19,7 @@ use super::forward::{Entered, Local, entries};
 use super::tiles::{Step, Tiles, fit_columns};
 use crate::TreeRecurrence;
 use crate::gated_delta_rule::{GatedDeltaRuleSettings, Inputs, Saved};
-use crate::precision::at_least_f32;
+use burn_tree_kit::dtype::at_least_f32;
 
 type Gradients<B> = (
     FloatTensor<B>,

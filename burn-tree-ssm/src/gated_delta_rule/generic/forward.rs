@@ -8,7 +8,7 @@ use super::inverse::unit_lower_inverse;
 use super::tiles::{Step, Tiles, fit_columns};
 use crate::TreeRecurrence;
 use crate::gated_delta_rule::{GatedDeltaRuleSettings, Inputs, lowest_log_decay};
-use crate::precision::at_least_f32;
+use burn_tree_kit::dtype::at_least_f32;
 
 /// What a window knows without its entry state; first dimensions `[W, HV, ..]`.
 pub(super) struct Local<B: Backend> {

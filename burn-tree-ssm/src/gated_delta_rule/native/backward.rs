@@ -1,7 +1,7 @@
 //! Backward pass: from the last level to the first, a run and a key head at a time; within a run,
 //! the states at its windows are computed again, then the windows in reverse.
 
-use burn_tree_attn::vector::{DisjointMut, Real, Storage, dot, multiply};
+use burn_tree_kit::cpu::{DisjointMut, Real, Storage, dot, multiply};
 use rayon::prelude::*;
 
 use super::window::{Entered, Gates, Keys, Window, mix, scale_rows};

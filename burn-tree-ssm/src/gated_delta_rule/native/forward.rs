@@ -1,6 +1,6 @@
 //! Forward pass: level by level, a path and a key head at a time.
 
-use burn_tree_attn::vector::{DisjointMut, Real, Storage, multiply};
+use burn_tree_kit::cpu::{DisjointMut, Real, Storage, multiply};
 use rayon::prelude::*;
 
 use super::window::{Entered, Gates, Keys, Window, invert, mix, scale_rows};

@@ -6,7 +6,7 @@ mod backward;
 mod forward;
 mod window;
 
-use burn_tree_attn::vector::{Matrix, Real, Storage};
+use burn_tree_kit::cpu::{Matrix, Real, Storage};
 
 use crate::TreeRecurrence;
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use burn_tree_attn::vector::{Matrix, Real, Storage, multiply};
+use burn_tree_kit::cpu::{Matrix, Real, Storage, multiply};
 
 use super::{Problem, sized, square, zeroed};
 use crate::TreeRecurrence;

@@ -3,4 +3,3 @@
 mod causal_conv1d;
 mod convolution;
 mod errors;
-mod gates_and_norms;

@@ -2,9 +2,8 @@
 
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_tree_ssm::{
-    CausalConv1dOptions, TreeRecurrence, decay_gate, gated_rms_norm, l2_norm, tree_causal_conv1d,
-};
+use burn_tree_nn::{decay_gate, gated_rms_norm, l2_norm};
+use burn_tree_ssm::{CausalConv1dOptions, TreeRecurrence, tree_causal_conv1d};
 use serde::Serialize;
 use tree_training_examples::benchmark::delta_rule::DeltaRuleHeads;
 use tree_training_examples::training::timing::{Repetitions, seconds};

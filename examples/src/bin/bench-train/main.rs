@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use burn::tensor::FloatDType;
-use burn_tree_train::{LmHeadOptions, StepOptions, StepWork};
+use burn_tree_nn::LmHeadOptions;
+use burn_tree_train::{StepOptions, StepWork};
 use clap::Parser;
 use tree_pack::{PackOptions, Partitioning};
 use tree_training_examples::benchmark::attention::Heads;

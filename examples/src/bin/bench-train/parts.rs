@@ -3,12 +3,10 @@
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn_tree_attn::{RopeConfig, rope, tree_attention};
-use burn_tree_ssm::{
-    CausalConv1dOptions, decay_gate, gated_rms_norm, l2_norm, tree_causal_conv1d_split,
-};
-use burn_tree_train::{
-    BlockContext, StepCounts, TreeModel, sft_loss, swiglu, token_log_probs, widen_gradients,
-};
+use burn_tree_nn::{decay_gate, gated_rms_norm, l2_norm};
+use burn_tree_nn::{swiglu, token_log_probs};
+use burn_tree_ssm::{CausalConv1dOptions, tree_causal_conv1d_split};
+use burn_tree_train::{BlockContext, StepCounts, TreeModel, sft_loss, widen_gradients};
 use tree_pack::{Pack, TreeBatch};
 use tree_training_examples::benchmark::delta_rule::{DeltaRuleHeads, DeltaRuleInputs};
 use tree_training_examples::qwen3::{

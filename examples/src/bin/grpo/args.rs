@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use anyhow::Result;
-use burn_tree_train::EntropyOutput;
+use burn_tree_nn::EntropyOutput;
 use burn_tree_train::objectives::{
     ClipRange, Gspo, GspoOptions, KlEstimator, KlPenalty, PpoOptions, Regularization,
 };

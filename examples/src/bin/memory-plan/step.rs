@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use burn::tensor::FloatDType;
-use burn_tree_train::{StepOptions, TokenLogProbs, check_device, sft_loss, step_gradients};
+use burn_tree_nn::TokenLogProbs;
+use burn_tree_train::{StepOptions, check_device, sft_loss, step_gradients};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tree_pack::{

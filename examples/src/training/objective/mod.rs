@@ -8,7 +8,7 @@ mod supervised;
 use std::collections::BTreeMap;
 
 use burn::tensor::Tensor;
-use burn_tree_train::TokenLogProbs;
+use burn_tree_nn::TokenLogProbs;
 use tree_pack::{OccurrenceBatch, PackedStep, Trajectory};
 
 pub use policy::{Policy, PolicyLoss, PolicyStep};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::Tensor;
-use burn_tree_train::TokenLogProbs;
+use burn_tree_nn::TokenLogProbs;
 use burn_tree_train::objectives::{
     Gspo, GspoOptions, PolicyMetrics, PolicyStatistics, PpoOptions, ppo_loss,
 };

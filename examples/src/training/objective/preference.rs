@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use burn_tree_train::TokenLogProbs;
+use burn_tree_nn::TokenLogProbs;
 use burn_tree_train::objectives::{Dpo, DpoOptions, DpoStatistics, ObjectiveInputError};
 use tree_pack::{OccurrenceBatch, PackedStep, PreferencePair, StepTrajectory};
 

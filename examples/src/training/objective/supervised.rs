@@ -1,7 +1,8 @@
 //! Supervised fine-tuning.
 
 use burn::tensor::Tensor;
-use burn_tree_train::{TokenLogProbs, sft_loss};
+use burn_tree_nn::TokenLogProbs;
+use burn_tree_train::sft_loss;
 use tree_pack::{OccurrenceBatch, PackedStep};
 
 use super::{Metrics, Objective, StepLoss};

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use burn::tensor::FloatDType;
-use burn_tree_train::LmHeadOptions;
+use burn_tree_nn::LmHeadOptions;
 use clap::ValueEnum;
 use serde::Serialize;
 

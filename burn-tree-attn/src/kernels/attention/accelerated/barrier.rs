@@ -3,7 +3,7 @@
 
 use cubecl::prelude::*;
 
-use tree_training_cube::matrix::read;
+use burn_tree_kit::cube::matrix::read;
 
 /// Bytes of a barrier in shared memory.
 pub(crate) const BARRIER_BYTES: usize = 8;

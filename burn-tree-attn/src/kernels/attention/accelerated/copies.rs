@@ -1,7 +1,7 @@
 //! Copies to shared memory that several kernels start.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::*;
 
 use super::arguments::Mask;
 use super::stage::TILE_ROWS;

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use super::arguments::*;
 use super::copies::*;
 use super::softmax::*;
-use tree_training_cube::matrix::*;
+use burn_tree_kit::cube::matrix::*;
 
 /// Compile-time shape of the forward kernel: it depends on the dtype, the head dimension, the
 /// number of query heads per key head and the options, not on the sizes of a batch.

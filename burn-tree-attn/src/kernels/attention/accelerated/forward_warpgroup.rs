@@ -10,7 +10,7 @@ use super::copies::*;
 use super::softmax::*;
 use super::stage::*;
 use super::warpgroup::*;
-use tree_training_cube::matrix::*;
+use burn_tree_kit::cube::matrix::*;
 
 /// Compile-time shape of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

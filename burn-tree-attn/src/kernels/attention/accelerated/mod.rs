@@ -17,8 +17,8 @@ use burn::tensor::DType;
 use burn_cubecl::CubeDevice;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
+use burn_tree_kit::cube::matrix::{missing_instructions, operand};
 use cubecl::prelude::*;
-use tree_training_cube::matrix::{missing_instructions, operand};
 
 use super::device_plan::{DevicePlan, Section};
 use super::plan::TileShape;
@@ -257,7 +257,7 @@ fn has_warpgroup_products(properties: &DeviceProperties, head_dim: usize) -> boo
 
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
-    use tree_training_cube::translation::Target;
+    use burn_tree_kit::cube::translation::Target;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! What the forward kernels have in common between the products.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::*;
 
 use super::arguments::Mask;
 

@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 use super::barrier::arrive;
 use super::warpgroup::*;
-use tree_training_cube::matrix::*;
+use burn_tree_kit::cube::matrix::*;
 
 /// Rows of a tile of the plan on the side that is streamed.
 pub(crate) const TILE_ROWS: usize = 64;

@@ -3,10 +3,10 @@
 //! environment variable `BURN_TREE_ATTN_SOURCES` names a folder, the sources are written there, for
 //! `nvcc -cubin -Xptxas -v` to tell registers and spills.
 
-use cubecl::ir::ElemType;
-use tree_training_cube::translation::{
+use burn_tree_kit::cube::translation::{
     BF16, Case, F16, Target, assert_translate, buffer, settings,
 };
+use cubecl::ir::ElemType;
 
 use super::arguments::{ListsCompilationArg, MaskCompilationArg};
 use super::backward::transpiled::backward_kernels;

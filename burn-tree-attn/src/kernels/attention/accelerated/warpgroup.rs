@@ -8,11 +8,11 @@
 //! is the 128-byte swizzle that the instructions undo; tiles start at multiples of 1024 bytes.
 //!
 //! Plane `p` of the four holds rows `16 p..` of sums and left operands, a lane of it as
-//! [`matrix`](tree_training_cube::matrix) says for 16-row blocks.
+//! [`matrix`](burn_tree_kit::cube::matrix) says for 16-row blocks.
 
 use cubecl::prelude::*;
 
-use tree_training_cube::matrix::*;
+use burn_tree_kit::cube::matrix::*;
 
 /// Planes that work on one product.
 pub(crate) const PLANES: usize = 4;

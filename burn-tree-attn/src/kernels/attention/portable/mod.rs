@@ -15,10 +15,10 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeDevice;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
+use burn_tree_kit::cube::address_type;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::prelude::*;
-use tree_training_cube::address_type;
 
 use super::device_plan::DevicePlan;
 use super::{Dims, Unavailable};

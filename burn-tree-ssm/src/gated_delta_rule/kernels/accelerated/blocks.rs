@@ -1,8 +1,8 @@
 //! What these kernels are made of besides the blocks of all kernels from matrix instructions: rows
 //! of one head out of token-major tensors, decays within a window, and products.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::*;
 
 /// Most rows of a window.
 pub(crate) const ROWS: usize = 64;

@@ -9,8 +9,8 @@ mod states;
 mod transpiled;
 
 use burn::tensor::DType;
+use burn_tree_kit::cube::matrix::{missing_instructions, operand};
 use cubecl::prelude::*;
-use tree_training_cube::matrix::{missing_instructions, operand};
 
 use super::{Dims, Unavailable};
 pub(crate) use backward::backward;

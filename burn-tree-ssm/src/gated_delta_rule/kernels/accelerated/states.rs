@@ -1,8 +1,8 @@
 //! Blocks of the two kernels that walk along paths: a plane holds 16 value columns of a state in its
 //! registers, transposed (`[16, DK]`), so planes need nothing of each other.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::*;
 
 use super::blocks::*;
 

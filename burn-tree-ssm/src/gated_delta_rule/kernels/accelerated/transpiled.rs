@@ -2,7 +2,7 @@
 //! variable `BURN_TREE_SSM_SOURCES` names a folder, the sources are written there, for
 //! `nvcc -cubin -Xptxas -v` to tell registers and spills.
 
-use tree_training_cube::translation::{BF16, F16, Target, assert_translate};
+use burn_tree_kit::cube::translation::{BF16, F16, Target, assert_translate};
 
 use super::backward::transpiled::backward_kernels;
 use super::forward::transpiled::forward_kernels;

@@ -42,7 +42,7 @@ pub(crate) fn check_available(
     dtype: DType,
     dims: &Dims,
 ) -> Result<(), Unavailable> {
-    let stored = tree_training_cube::elem(dtype);
+    let stored = burn_tree_kit::cube::elem(dtype);
     if dtype == DType::F64 || !properties.supports_type(stored) {
         return Err(Unavailable(format!(
             "the kernels do not compute in {dtype:?} there"

@@ -1,9 +1,9 @@
 //! Translates the kernels to CUDA C++: in bf16, too, which software devices lack.
 
-use cubecl::ir::ElemType;
-use tree_training_cube::translation::{
+use burn_tree_kit::cube::translation::{
     BF16, Case, F16, Target, assert_translate, buffer, settings,
 };
+use cubecl::ir::ElemType;
 
 use super::window::ProblemCompilationArg;
 use super::*;

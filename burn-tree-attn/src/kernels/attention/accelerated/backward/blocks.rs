@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use tree_training_cube::matrix::*;
+use burn_tree_kit::cube::matrix::*;
 
 /// Query rows of a tile of the plan.
 pub(crate) const QUERY_ROWS: usize = 64;

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::super::arguments::{Lists, Mask, tile_at};
 use super::blocks::*;
-use tree_training_cube::matrix::*;
+use burn_tree_kit::cube::matrix::*;
 
 /// A tile of keys of a key head, and those of its query heads that a cube goes through.
 #[derive(CubeType, Clone, Copy)]

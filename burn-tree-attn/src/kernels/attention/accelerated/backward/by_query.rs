@@ -1,7 +1,7 @@
 //! What both query kernels do: their products have queries as rows and keys as columns.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::*;
 
 use super::super::arguments::Mask;
 use super::blocks::*;

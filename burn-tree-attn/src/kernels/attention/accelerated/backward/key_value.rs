@@ -20,7 +20,7 @@ use super::super::barrier::*;
 use super::super::copies::copy_rows_of_both;
 use super::blocks::*;
 use super::by_key::*;
-use tree_training_cube::matrix::*;
+use burn_tree_kit::cube::matrix::*;
 
 /// Bytes of the shared memory of a cube, from its start: keys, values, stages, probabilities on
 /// their way from plane to plane, barriers.

@@ -13,7 +13,7 @@ use super::super::copies::copy_panels_of_both;
 use super::super::warpgroup::*;
 use super::blocks::*;
 use super::by_key::*;
-use tree_training_cube::matrix::*;
+use burn_tree_kit::cube::matrix::*;
 
 /// Units of a cube.
 pub(crate) const UNITS: usize = PLANES * PLANE;

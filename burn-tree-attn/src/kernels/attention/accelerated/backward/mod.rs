@@ -19,8 +19,8 @@ pub(super) mod transpiled;
 use burn::tensor::DType;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
+use burn_tree_kit::cube::matrix::operand;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::operand;
 
 use super::super::plan::TileShape;
 use super::super::{Dims, Unavailable};

@@ -13,7 +13,7 @@ use super::super::barrier::*;
 use super::super::copies::copy_rows_of_both;
 use super::blocks::*;
 use super::by_query::hide_of_queries;
-use tree_training_cube::matrix::*;
+use burn_tree_kit::cube::matrix::*;
 
 /// Keys of a stage: part of a tile of the plan.
 const STAGE_KEYS: usize = 32;

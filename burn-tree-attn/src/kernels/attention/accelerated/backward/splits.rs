@@ -4,7 +4,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::blocks::*;
-use tree_training_cube::matrix::*;
+use burn_tree_kit::cube::matrix::*;
 
 /// Query and key tiles that cubes of the key and value kernel go through.
 #[derive(Clone, Copy, Debug)]

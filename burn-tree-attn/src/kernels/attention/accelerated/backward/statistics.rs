@@ -3,7 +3,7 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use tree_training_cube::matrix::*;
+use burn_tree_kit::cube::matrix::*;
 
 /// Units of a cube of [`row_statistics`], two to a row.
 pub(crate) const UNITS: usize = 256;

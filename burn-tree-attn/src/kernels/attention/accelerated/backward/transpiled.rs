@@ -1,7 +1,7 @@
 //! The backward kernels for the test that translates them.
 
+use burn_tree_kit::cube::translation::{Case, Target, buffer, settings};
 use cubecl::prelude::*;
-use tree_training_cube::translation::{Case, Target, buffer, settings};
 
 use super::super::has_warpgroup_products;
 use super::super::transpiled::{lists, mask};

@@ -1,7 +1,7 @@
 //! What a cube of the kernel of a window's gradients has in shared memory, and who works on what.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::*;
 
 use super::super::blocks::*;
 

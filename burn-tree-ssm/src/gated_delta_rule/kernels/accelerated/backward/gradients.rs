@@ -1,8 +1,8 @@
 //! The gradients of a window's rows, from the states and their gradients at its ends.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::*;
 
 use super::super::blocks::*;
 use super::cube_window::*;

@@ -1,9 +1,9 @@
 //! What does not depend on states: `W` and `U0` from the saved inverse, and the part of the gradient
 //! of `U` that comes from the outputs of its own window.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::*;
 
 use super::super::super::log_decay::log_decay_of;
 use super::super::blocks::*;

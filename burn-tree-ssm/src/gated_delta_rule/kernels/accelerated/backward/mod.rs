@@ -27,10 +27,10 @@ use std::sync::Arc;
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
+use burn_tree_kit::cube::{address_type, elem, empty, units, zeros};
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use tree_training_cube::{address_type, elem, empty, units, zeros};
 
 use super::super::{Dims, Gradients};
 use super::blocks::WindowConfig;

@@ -1,7 +1,7 @@
 //! Sums over pairs of rows of a window.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::*;
 
 use super::super::blocks::*;
 use super::cube_window::*;

@@ -1,8 +1,8 @@
 //! The gradients of the states along runs, from their ends.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::*;
 
 use super::super::blocks::*;
 use super::super::states::*;

@@ -1,8 +1,8 @@
 //! The states along runs, recomputed: all slots are known, so that one launch does all runs.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::*;
 
 use super::super::blocks::*;
 use super::super::states::*;

@@ -1,7 +1,7 @@
 //! Products of a window's rows with the state before it and with the gradient of that after it.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::*;
 
 use super::super::blocks::*;
 use super::cube_window::*;

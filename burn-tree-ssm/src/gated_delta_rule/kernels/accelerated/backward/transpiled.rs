@@ -1,7 +1,7 @@
 //! The kernels of the backward pass, for the test that translates all kernels.
 
+use burn_tree_kit::cube::translation::{Case, Target, buffer, settings};
 use cubecl::ir::ElemType;
-use tree_training_cube::translation::{Case, Target, buffer, settings};
 
 use super::gradients::gated_delta_rule_backward_gradients::GatedDeltaRuleBackwardGradients;
 use super::local::gated_delta_rule_backward_local::GatedDeltaRuleBackwardLocal;

@@ -1,7 +1,7 @@
 //! `X`, from which all gradients within a window follow, and the gradient of the values.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::*;
 
 use super::super::blocks::*;
 use super::cube_window::*;

@@ -1,7 +1,7 @@
 //! Copies of windows to shared memory for the kernel along paths.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::*;
 
 use super::super::blocks::*;
 use super::super::states::*;

@@ -5,9 +5,9 @@
 //! products are f32 to 16 bits or more: every factor is the sum of two bf16 numbers, and of the four
 //! products of such sums the least is left out.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
 use half::bf16;
-use tree_training_cube::matrix::*;
 
 use super::super::blocks::*;
 

@@ -1,9 +1,9 @@
 //! What does not depend on states: of every window and value head, the inverse that the delta rule
 //! needs, how updates follow from it, and how outputs follow from updates.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::*;
 
 use super::super::super::log_decay::log_decay_of;
 use super::super::blocks::*;

@@ -19,10 +19,10 @@ use std::sync::Arc;
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
+use burn_tree_kit::cube::{elem, empty, zeros};
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use tree_training_cube::{elem, empty, zeros};
 
 use super::super::{Dims, Outputs};
 use super::blocks::ROWS;

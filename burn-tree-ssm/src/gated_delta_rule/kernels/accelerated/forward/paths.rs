@@ -9,9 +9,9 @@
 //! they get through shared memory. They also start all copies. States and updates never reach
 //! global memory, except those of slots.
 
+use burn_tree_kit::cube::matrix::*;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use tree_training_cube::matrix::*;
 
 use super::super::blocks::*;
 use super::super::states::*;

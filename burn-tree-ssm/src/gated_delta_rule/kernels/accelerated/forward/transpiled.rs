@@ -1,7 +1,7 @@
 //! The kernels of the forward pass, for the test that translates all kernels.
 
+use burn_tree_kit::cube::translation::{Case, Target, buffer, settings};
 use cubecl::ir::ElemType;
-use tree_training_cube::translation::{Case, Target, buffer, settings};
 
 use super::local::gated_delta_rule_local::GatedDeltaRuleLocal;
 use super::paths::gated_delta_rule_paths::GatedDeltaRulePaths;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
-use tree_training_cube::{address_type, empty, units};
+use burn_tree_kit::cube::{address_type, empty, units};
 
 use super::super::tile::TILE;
 use super::super::{backward, elementwise, forward, gates, gradients, scan};

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
-use tree_training_cube::address_type;
+use burn_tree_kit::cube::address_type;
 
 use super::super::window::GATES;
 use super::super::{forward, gates, scan};

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
+use burn_tree_kit::cube::{address_type, cubes, elem, empty, units};
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use tree_training_cube::{address_type, cubes, elem, empty, units};
 
 use super::super::{Dims, Unavailable};
 use super::tile::TILE;

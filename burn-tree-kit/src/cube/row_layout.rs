@@ -1,0 +1,74 @@
+//! Rows of one width in registers, spread over units.
+
+use cubecl::client::Client;
+use cubecl::ir::VectorSize;
+use cubecl::prelude::*;
+
+use crate::cube::{RowGroups, plane_width, units_per_cube};
+
+/// Numbers of a row that a unit should hold, at most.
+const NUMBERS_PER_UNIT: usize = 32;
+
+/// Vectors of a row that a unit may hold: wider rows have no kernel.
+const MAX_LOADS: usize = 32;
+
+/// How rows of one width are spread over units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RowLayout {
+    /// Which units work on a row.
+    pub groups: RowGroups,
+    /// Vectors per unit.
+    pub loads: u32,
+    /// Whether the units hold exactly one row.
+    pub exact: bool,
+}
+
+impl RowLayout {
+    /// A layout for rows of `width` vectors; `None` for rows too wide to be kept in registers.
+    pub fn new(client: &Client, width: usize, vector: VectorSize) -> Option<Self> {
+        let units = units_per_cube(client);
+        let plane = plane_width(client).min(units);
+        // A plane sums without barriers.
+        let by_size = (width * vector)
+            .div_ceil(NUMBERS_PER_UNIT)
+            .next_power_of_two();
+        let lanes = by_size
+            .max(plane as usize)
+            .min(width.next_power_of_two())
+            .min(units as usize);
+        let loads = width.div_ceil(lanes);
+        (loads <= MAX_LOADS).then_some(Self {
+            groups: RowGroups {
+                units,
+                lanes: lanes as u32,
+                plane,
+            },
+            loads: loads as u32,
+            exact: loads * lanes == width,
+        })
+    }
+}
+
+/// The unit's vectors of row `row`, as they are stored; zeros where it has none.
+#[cube]
+pub fn load_row<F: Float, N: Size>(
+    values: &[Vector<F, N>],
+    row: usize,
+    in_bounds: bool,
+    width: usize,
+    #[comptime] layout: RowLayout,
+) -> Array<Vector<F, N>> {
+    let lanes = comptime!(layout.groups.lanes as usize);
+    let lane = UNIT_POS as usize % lanes;
+    let mut loaded = Array::<Vector<F, N>>::new(comptime!(layout.loads as usize));
+    #[unroll]
+    for load in 0..comptime!(layout.loads as usize) {
+        let column = lane + load * lanes;
+        let mut value = Vector::<F, N>::cast_from(0.0f32);
+        if in_bounds && (layout.exact || column < width) {
+            value = values[row * width + column];
+        }
+        loaded[load] = value;
+    }
+    loaded
+}

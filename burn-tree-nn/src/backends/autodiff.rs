@@ -1,0 +1,68 @@
+//! Autodiff: forward passes that record hand-written gradients.
+
+use std::sync::Arc;
+
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
+
+use crate::gather_rows::{self, GatherPlan};
+use crate::lm_head::{self, EntropyOutput, LmHeadPlan};
+use crate::{TreeNnOps, decay_gate, gated_rms_norm, grouped_linear, l2_norm, rms_norm, swiglu};
+
+impl<B: TreeNnOps, C: CheckpointStrategy> TreeNnOps for Autodiff<B, C> {
+    fn lm_head_log_probs(
+        hidden: FloatTensor<Self>,
+        head_weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        plan: Arc<LmHeadPlan>,
+        entropy: EntropyOutput,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        lm_head::autodiff_forward::<B, C>(hidden, head_weight, targets, plan, entropy)
+    }
+
+    fn gather_rows(x: FloatTensor<Self>, plan: Arc<GatherPlan>) -> FloatTensor<Self> {
+        gather_rows::autodiff_forward::<B, C>(x, plan)
+    }
+
+    fn rms_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+        zero_centered: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        rms_norm::autodiff_forward::<B, C>(x, weight, epsilon, zero_centered)
+    }
+
+    fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        swiglu::autodiff_forward::<B, C>(gate, up)
+    }
+
+    fn grouped_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        group_sizes: Arc<Vec<usize>>,
+    ) -> FloatTensor<Self> {
+        grouped_linear::autodiff_forward::<B, C>(x, weight, group_sizes)
+    }
+
+    fn decay_gate(
+        a: FloatTensor<Self>,
+        a_log: FloatTensor<Self>,
+        dt_bias: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        decay_gate::autodiff_forward::<B, C>(a, a_log, dt_bias)
+    }
+
+    fn l2_norm(x: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+        l2_norm::autodiff_forward::<B, C>(x, epsilon)
+    }
+
+    fn gated_rms_norm(
+        x: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        gated_rms_norm::autodiff_forward::<B, C>(x, gate, weight, epsilon)
+    }
+}

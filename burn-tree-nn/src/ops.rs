@@ -1,0 +1,290 @@
+//! The operations that backends may override.
+
+use std::sync::Arc;
+
+use burn::backend::{
+    Backend, backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+
+use crate::gather_rows::{self, GatherPlan};
+use crate::lm_head::{self, EntropyOutput, HeadGradients, LmHeadPlan};
+use crate::{decay_gate, gated_rms_norm, grouped_linear, l2_norm, rms_norm, swiglu};
+
+/// Operations of this crate. The default bodies are built from Burn's primitives; `Autodiff` has
+/// hand-written gradients that call the `_backward` methods of the backend below it.
+///
+/// Arguments are checked by the public functions, not here.
+#[backend_extension(
+    Cube: cfg(feature = "cubecl-backend"),
+    Flex: cfg(feature = "flex"),
+    NdArray: cfg(feature = "ndarray"),
+    LibTorch: cfg(feature = "tch"),
+    Autodiff,
+    Fusion: cfg(feature = "fusion"),
+)]
+pub trait TreeNnOps: Backend {
+    /// Log-probabilities of targets: `hidden [R, H]`, `head_weight [V, H]`, `targets [n]` ->
+    /// log-probabilities `[n]`, log-sum-exp of the projected rows `[projected]`, entropy `[n]`
+    /// (zeros if not asked for). The first is differentiable, and the last if asked for.
+    #[fusion(meta = meta::lm_head_log_probs)]
+    fn lm_head_log_probs(
+        hidden: FloatTensor<Self>,
+        head_weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        plan: Arc<LmHeadPlan>,
+        entropy: EntropyOutput,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        lm_head::generic::forward::<Self>(hidden, head_weight, targets, &plan, entropy)
+    }
+
+    /// Gradients of `hidden` and `head_weight` for the gradients `grad [n]` of the
+    /// log-probabilities and `grad_entropy [n]` of the entropies `entropy [n]`; the latter two are
+    /// read if `gradients.entropy`. Without `gradients.head` the second is `[1, 1]` and zero.
+    #[fusion(meta = meta::lm_head_log_probs_backward)]
+    #[allow(clippy::too_many_arguments)]
+    fn lm_head_log_probs_backward(
+        hidden: FloatTensor<Self>,
+        head_weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        log_sum_exp: FloatTensor<Self>,
+        entropy: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        grad_entropy: FloatTensor<Self>,
+        plan: Arc<LmHeadPlan>,
+        gradients: HeadGradients,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        lm_head::generic::backward::<Self>(
+            hidden,
+            head_weight,
+            targets,
+            log_sum_exp,
+            entropy,
+            grad,
+            grad_entropy,
+            &plan,
+            gradients,
+        )
+    }
+
+    /// Rows by index: `x [R, D]` -> `[n, D]`.
+    #[fusion(meta = meta::gather_rows)]
+    fn gather_rows(x: FloatTensor<Self>, plan: Arc<GatherPlan>) -> FloatTensor<Self> {
+        gather_rows::generic::forward::<Self>(x, &plan)
+    }
+
+    /// Gradient of `x` for the gradient `grad [n, D]` of the gathered rows.
+    #[fusion(meta = meta::gather_rows_backward)]
+    fn gather_rows_backward(grad: FloatTensor<Self>, plan: Arc<GatherPlan>) -> FloatTensor<Self> {
+        gather_rows::generic::backward::<Self>(grad, &plan)
+    }
+
+    /// Runs of rows by a matrix each: `x [R, I]`, `weight [E, I, O]` -> `[R, O]`.
+    #[fusion(meta = meta::grouped_linear)]
+    fn grouped_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        group_sizes: Arc<Vec<usize>>,
+    ) -> FloatTensor<Self> {
+        grouped_linear::generic::forward::<Self>(x, weight, &group_sizes)
+    }
+
+    /// Gradients of `x` and `weight` for the gradient `grad [R, O]` of the product.
+    #[fusion(meta = |x, weight, _, _| (x.clone(), weight.clone()))]
+    fn grouped_linear_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        group_sizes: Arc<Vec<usize>>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        grouped_linear::generic::backward::<Self>(x, weight, grad, &group_sizes)
+    }
+
+    /// Root-mean-square norm: `x [R, D]`, `weight [D]` -> `y [R, D]` in the dtype of `x`, and the
+    /// inverse root mean square `[R, 1]` in at least f32. Only the first is differentiable. A
+    /// `zero_centered` weight scales by one more than it is.
+    #[fusion(meta = meta::rms_norm)]
+    fn rms_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+        zero_centered: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        rms_norm::generic::forward::<Self>(x, weight, epsilon, zero_centered)
+    }
+
+    /// Gradients of `x` and `weight` for the gradient `grad [R, D]` of `y`.
+    #[fusion(meta = |x, weight, _, _, _| (x.clone(), weight.clone()))]
+    fn rms_norm_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        inverse_rms: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        zero_centered: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        rms_norm::generic::backward::<Self>(x, weight, inverse_rms, grad, zero_centered)
+    }
+
+    /// `silu(gate) * up`, all of one shape and dtype.
+    #[fusion(dtype = gate, shape = gate)]
+    fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        swiglu::generic::forward::<Self>(gate, up)
+    }
+
+    /// Gradients of `gate` and `up`.
+    #[fusion(meta = |gate, up, _| (gate.clone(), up.clone()))]
+    fn swiglu_backward(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        swiglu::generic::backward::<Self>(gate, up, grad)
+    }
+
+    /// `-exp(a_log) * softplus(a + dt_bias)`: `a [R, HV]`, `a_log [HV]`, `dt_bias [HV]` ->
+    /// `[R, HV]` in f32 (f64 if `a` is).
+    #[fusion(meta = |a, _, _| meta::wide(a))]
+    fn decay_gate(
+        a: FloatTensor<Self>,
+        a_log: FloatTensor<Self>,
+        dt_bias: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        decay_gate::generic::forward::<Self>(a, a_log, dt_bias)
+    }
+
+    /// Gradients of `a`, `a_log` and `dt_bias` for the gradient `grad [R, HV]` in f32 (f64).
+    #[fusion(meta = |a, a_log, dt_bias, _| (a.clone(), a_log.clone(), dt_bias.clone()))]
+    fn decay_gate_backward(
+        a: FloatTensor<Self>,
+        a_log: FloatTensor<Self>,
+        dt_bias: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        decay_gate::generic::backward::<Self>(a, a_log, dt_bias, grad)
+    }
+
+    /// `x * rsqrt(sum(x^2) + epsilon)` for the rows of `x [R, D]`.
+    #[fusion(dtype = x, shape = x)]
+    fn l2_norm(x: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+        l2_norm::generic::forward::<Self>(x, epsilon)
+    }
+
+    /// Gradient of `x`; zero for rows of zeros.
+    #[fusion(dtype = x, shape = x)]
+    fn l2_norm_backward(
+        x: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        l2_norm::generic::backward::<Self>(x, grad, epsilon)
+    }
+
+    /// `weight * cast(x * rsqrt(mean(x^2) + epsilon)) * silu(gate)`: `x [R, D]`, `gate [R, D]` of
+    /// one dtype, `weight [D]` -> `[R, D]` in that dtype.
+    #[fusion(dtype = x, shape = x)]
+    fn gated_rms_norm(
+        x: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        gated_rms_norm::generic::forward::<Self>(x, gate, weight, epsilon)
+    }
+
+    /// Gradients of `x`, `gate` and `weight`.
+    #[fusion(meta = |x, gate, weight, _, _| (x.clone(), gate.clone(), weight.clone()))]
+    fn gated_rms_norm_backward(
+        x: FloatTensor<Self>,
+        gate: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        gated_rms_norm::generic::backward::<Self>(x, gate, weight, grad, epsilon)
+    }
+}
+
+/// Shapes and dtypes of the outputs, for Fusion.
+#[cfg(feature = "fusion")]
+mod meta {
+    use std::sync::Arc;
+
+    use burn::backend::fusion::custom::TensorSpec;
+    use burn::tensor::Shape;
+
+    use crate::gather_rows::GatherPlan;
+    use crate::lm_head::{EntropyOutput, HeadGradients, LmHeadPlan};
+    use burn_tree_kit::dtype::at_least_f32;
+
+    pub(super) fn lm_head_log_probs(
+        hidden: &TensorSpec,
+        head_weight: &TensorSpec,
+        _targets: &TensorSpec,
+        plan: &Arc<LmHeadPlan>,
+        _entropy: &EntropyOutput,
+    ) -> (TensorSpec, TensorSpec, TensorSpec) {
+        let product = plan.product_dtype(hidden.dtype, head_weight.dtype);
+        let dtype = at_least_f32(product.into()).into();
+        let vector = |length: usize| TensorSpec::new(Shape::new([length]), dtype);
+        (
+            vector(plan.occurrences()),
+            vector(plan.projected_rows()),
+            vector(plan.occurrences()),
+        )
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn lm_head_log_probs_backward(
+        hidden: &TensorSpec,
+        head_weight: &TensorSpec,
+        _targets: &TensorSpec,
+        _log_sum_exp: &TensorSpec,
+        _entropy: &TensorSpec,
+        _grad: &TensorSpec,
+        _grad_entropy: &TensorSpec,
+        _plan: &Arc<LmHeadPlan>,
+        gradients: &HeadGradients,
+    ) -> (TensorSpec, TensorSpec) {
+        let mut grad_head = head_weight.clone();
+        if !gradients.head {
+            grad_head.shape = Shape::new([1, 1]);
+        }
+        (hidden.clone(), grad_head)
+    }
+
+    pub(super) fn gather_rows(x: &TensorSpec, plan: &Arc<GatherPlan>) -> TensorSpec {
+        let shape = Shape::new([plan.indices().len(), x.shape[1]]);
+        TensorSpec::new(shape, x.dtype)
+    }
+
+    pub(super) fn gather_rows_backward(grad: &TensorSpec, plan: &Arc<GatherPlan>) -> TensorSpec {
+        let shape = Shape::new([plan.rows(), grad.shape[1]]);
+        TensorSpec::new(shape, grad.dtype)
+    }
+
+    pub(super) fn grouped_linear(
+        x: &TensorSpec,
+        weight: &TensorSpec,
+        _group_sizes: &Arc<Vec<usize>>,
+    ) -> TensorSpec {
+        TensorSpec::new(Shape::new([x.shape[0], weight.shape[2]]), x.dtype)
+    }
+
+    pub(super) fn rms_norm(
+        x: &TensorSpec,
+        _weight: &TensorSpec,
+        _epsilon: &f64,
+        _zero_centered: &bool,
+    ) -> (TensorSpec, TensorSpec) {
+        let shape = Shape::new([x.shape[0], 1]);
+        (
+            x.clone(),
+            TensorSpec::new(shape, at_least_f32(x.dtype).into()),
+        )
+    }
+
+    /// The same shape in at least f32.
+    pub(super) fn wide(tensor: &TensorSpec) -> TensorSpec {
+        TensorSpec::new(tensor.shape.clone(), at_least_f32(tensor.dtype).into())
+    }
+}

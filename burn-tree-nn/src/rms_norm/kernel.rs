@@ -1,0 +1,247 @@
+//! Kernels: a group of units per row, which keep their part of it in registers. The gradient of
+//! the weight is summed by each cube over a block of rows, then over the blocks.
+
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use burn_tree_kit::cube::{
+    RowLayout, address_type, column_sum, contiguous, cubes, elem, empty, group_sum, load_row,
+    row_sum, vector_size,
+};
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+/// Blocks of rows over which the gradient of the weight is summed first. Fixed, so that the order
+/// of the sum is.
+const BLOCKS: usize = 512;
+
+/// Whether rows of `width` numbers are narrow enough for these kernels.
+pub(crate) fn fits(x: &CubeTensor, weight: &CubeTensor) -> bool {
+    let width = x.meta.shape()[1];
+    let vector = vector_size(&x.client, &[x.dtype, weight.dtype], width);
+    RowLayout::new(&x.client, width / vector, vector).is_some()
+}
+
+/// What a vector of normalised values is multiplied by.
+#[cube]
+fn scale<W: Float, N: Size>(
+    weight: Vector<W, N>,
+    #[comptime] zero_centered: bool,
+) -> Vector<f32, N> {
+    let mut scale = Vector::<f32, N>::cast_from(weight);
+    if comptime!(zero_centered) {
+        scale += Vector::new(1.0f32);
+    }
+    scale
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn forward_kernel<F: Float, W: Float, N: Size>(
+    x: &[Vector<F, N>],
+    weight: &[Vector<W, N>],
+    y: &mut [Vector<F, N>],
+    inverse_rms: &mut [f32],
+    rows: usize,
+    width: usize,
+    epsilon: f32,
+    #[comptime] zero_centered: bool,
+    #[comptime] layout: RowLayout,
+    #[define(F, W)] _dtypes: [ElemType; 2],
+) {
+    let lanes = comptime!(layout.groups.lanes as usize);
+    let lane = UNIT_POS as usize % lanes;
+    let row = CUBE_POS * comptime!(layout.groups.groups()) + UNIT_POS as usize / lanes;
+    let in_bounds = row < rows;
+
+    let values = load_row::<F, N>(x, row, in_bounds, width, layout);
+    let mut squares = Vector::<f32, N>::zeroed();
+    #[unroll]
+    for load in 0..comptime!(layout.loads as usize) {
+        let value = Vector::<f32, N>::cast_from(values[load]);
+        squares += value * value;
+    }
+    let sum = row_sum(squares.vector_sum(), layout.groups);
+    let mean = sum / f32::cast_from(width * N::value());
+    let factor = 1.0f32 / (mean + epsilon).sqrt();
+
+    if in_bounds {
+        #[unroll]
+        for load in 0..comptime!(layout.loads as usize) {
+            let column = lane + load * lanes;
+            if layout.exact || column < width {
+                let mut normed = Vector::<f32, N>::cast_from(values[load]) * Vector::new(factor);
+                if comptime!(!zero_centered) {
+                    normed = Vector::cast_from(Vector::<F, N>::cast_from(normed));
+                }
+                let scale = scale::<W, N>(weight[column], zero_centered);
+                y[row * width + column] = Vector::cast_from(normed * scale);
+            }
+        }
+        if lane == 0 {
+            inverse_rms[row] = factor;
+        }
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn backward_kernel<F: Float, W: Float, N: Size>(
+    x: &[Vector<F, N>],
+    weight: &[Vector<W, N>],
+    inverse_rms: &[f32],
+    grad: &[Vector<F, N>],
+    grad_x: &mut [Vector<F, N>],
+    grad_weight: &mut [Vector<f32, N>],
+    rows: usize,
+    width: usize,
+    rows_per_block: usize,
+    #[comptime] zero_centered: bool,
+    #[comptime] layout: RowLayout,
+    #[define(F, W)] _dtypes: [ElemType; 2],
+) {
+    let groups = comptime!(layout.groups.groups());
+    let lanes = comptime!(layout.groups.lanes as usize);
+    let loads = comptime!(layout.loads as usize);
+    let lane = UNIT_POS as usize % lanes;
+    let group = UNIT_POS as usize / lanes;
+    let first = CUBE_POS * rows_per_block;
+    if first >= rows {
+        terminate!();
+    }
+
+    let mut weight_sums = Array::<Vector<f32, N>>::new(loads);
+    #[unroll]
+    for load in 0..loads {
+        weight_sums[load] = Vector::zeroed();
+    }
+    for step in 0..rows_per_block / groups {
+        let row = first + step * groups + group;
+        let in_bounds = row < rows;
+        let mut factor = 0.0f32;
+        if in_bounds {
+            factor = inverse_rms[row];
+        }
+        let values = load_row::<F, N>(x, row, in_bounds, width, layout);
+        let grads = load_row::<F, N>(grad, row, in_bounds, width, layout);
+        let mut products = Vector::<f32, N>::zeroed();
+        #[unroll]
+        for load in 0..loads {
+            let column = lane + load * lanes;
+            let normed = Vector::<f32, N>::cast_from(values[load]) * Vector::new(factor);
+            let grad = Vector::<f32, N>::cast_from(grads[load]);
+            weight_sums[load] += grad * normed;
+            if layout.exact || column < width {
+                products += grad * scale::<W, N>(weight[column], zero_centered) * normed;
+            }
+        }
+        let sum = row_sum(products.vector_sum(), layout.groups);
+        let mean = Vector::<f32, N>::new(sum / f32::cast_from(width * N::value()));
+        if in_bounds {
+            // n = x r, r = rsqrt(mean x^2 + eps): dx = r (dn - n mean(dn n)).
+            #[unroll]
+            for load in 0..loads {
+                let column = lane + load * lanes;
+                if layout.exact || column < width {
+                    let normed = Vector::<f32, N>::cast_from(values[load]) * Vector::new(factor);
+                    let grad = Vector::<f32, N>::cast_from(grads[load]);
+                    let grad_normed = grad * scale::<W, N>(weight[column], zero_centered);
+                    grad_x[row * width + column] =
+                        Vector::cast_from((grad_normed - normed * mean) * Vector::new(factor));
+                }
+            }
+        }
+    }
+
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(layout.groups.units as usize));
+    #[unroll]
+    for load in 0..loads {
+        let column = lane + load * lanes;
+        let sum = group_sum::<N>(weight_sums[load], &mut shared, layout.groups);
+        if group == 0 && (layout.exact || column < width) {
+            grad_weight[CUBE_POS * width + column] = sum;
+        }
+    }
+}
+
+/// See [`crate::TreeNnOps::rms_norm`]; arguments for which [`fits`] holds.
+pub(crate) fn forward(
+    x: CubeTensor,
+    weight: CubeTensor,
+    epsilon: f64,
+    zero_centered: bool,
+) -> (CubeTensor, CubeTensor) {
+    let [x, weight] = contiguous([x, weight]);
+    let client = x.client.clone();
+    let [rows, width] = [x.meta.shape()[0], x.meta.shape()[1]];
+    let y = empty(&x, [rows, width], x.dtype);
+    let inverse_rms = empty(&x, [rows, 1], DType::F32);
+    let vector = vector_size(&client, &[x.dtype, weight.dtype], width);
+    let width = width / vector;
+    let layout = RowLayout::new(&client, width, vector).expect("checked by the caller");
+    let groups = layout.groups.groups();
+    let (count, dim) = cubes(&client, rows.div_ceil(groups), layout.groups.units);
+    // SAFETY: shapes as read from the tensors; units without a row store nothing.
+    unsafe {
+        forward_kernel::launch_unchecked(
+            &client,
+            count,
+            dim,
+            address_type(&[&x, &weight]),
+            vector,
+            x.clone().into_buffer_arg(),
+            weight.clone().into_buffer_arg(),
+            y.clone().into_buffer_arg(),
+            inverse_rms.clone().into_buffer_arg(),
+            rows,
+            width,
+            epsilon as f32,
+            zero_centered,
+            layout,
+            [elem(x.dtype), elem(weight.dtype)],
+        );
+    }
+    (y, inverse_rms)
+}
+
+/// See [`crate::TreeNnOps::rms_norm_backward`]; arguments for which [`fits`] holds.
+pub(crate) fn backward(
+    x: CubeTensor,
+    weight: CubeTensor,
+    inverse_rms: CubeTensor,
+    grad: CubeTensor,
+    zero_centered: bool,
+) -> (CubeTensor, CubeTensor) {
+    let [x, weight, inverse_rms, grad] = contiguous([x, weight, inverse_rms, grad]);
+    let client = x.client.clone();
+    let [rows, width] = [x.meta.shape()[0], x.meta.shape()[1]];
+    let vector = vector_size(&client, &[x.dtype, weight.dtype], width);
+    let layout = RowLayout::new(&client, width / vector, vector).expect("checked by the caller");
+    let groups = layout.groups.groups();
+    let rows_per_block = rows.div_ceil(BLOCKS).next_multiple_of(groups);
+    let blocks = rows.div_ceil(rows_per_block);
+    let grad_x = empty(&x, [rows, width], x.dtype);
+    let grad_weight = empty(&x, [blocks, width], DType::F32);
+    let (count, dim) = cubes(&client, blocks, layout.groups.units);
+    // SAFETY: shapes as read from the tensors; units without a row store nothing.
+    unsafe {
+        backward_kernel::launch_unchecked(
+            &client,
+            count,
+            dim,
+            address_type(&[&x, &weight, &grad_weight]),
+            vector,
+            x.clone().into_buffer_arg(),
+            weight.clone().into_buffer_arg(),
+            inverse_rms.into_buffer_arg(),
+            grad.into_buffer_arg(),
+            grad_x.clone().into_buffer_arg(),
+            grad_weight.clone().into_buffer_arg(),
+            rows,
+            width / vector,
+            rows_per_block,
+            zero_centered,
+            layout,
+            [elem(x.dtype), elem(weight.dtype)],
+        );
+    }
+    let grad_weight = column_sum(grad_weight, [blocks, width], weight.dtype);
+    (grad_x, grad_weight)
+}

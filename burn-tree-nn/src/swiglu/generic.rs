@@ -1,0 +1,40 @@
+//! Implementation from Burn's primitives, for every backend.
+
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+
+use burn_tree_kit::dtype::at_least_f32;
+
+/// See [`crate::TreeNnOps::swiglu`].
+pub(crate) fn forward<B: Backend>(gate: FloatTensor<B>, up: FloatTensor<B>) -> FloatTensor<B> {
+    let dtype = gate.dtype();
+    let gate = B::float_cast(gate, at_least_f32(dtype));
+    let silu = B::float_mul(gate.clone(), sigmoid::<B>(gate));
+    B::float_mul(B::float_cast(silu, dtype.into()), up)
+}
+
+/// See [`crate::TreeNnOps::swiglu_backward`].
+pub(crate) fn backward<B: Backend>(
+    gate: FloatTensor<B>,
+    up: FloatTensor<B>,
+    grad: FloatTensor<B>,
+) -> (FloatTensor<B>, FloatTensor<B>) {
+    let dtype = gate.dtype();
+    let wide = at_least_f32(dtype);
+    let [gate, up, grad] = [gate, up, grad].map(|tensor| B::float_cast(tensor, wide));
+    let sigmoid = sigmoid::<B>(gate.clone());
+    let silu = B::float_mul(gate, sigmoid.clone());
+    let grad_up = B::float_mul(grad.clone(), silu.clone());
+    // d silu / d gate = s + silu (1 - s)
+    let rest = B::float_add_scalar(B::float_neg(sigmoid.clone()), 1.into());
+    let slope = B::float_add(sigmoid, B::float_mul(silu, rest));
+    let grad_gate = B::float_mul(B::float_mul(grad, up), slope);
+    (
+        B::float_cast(grad_gate, dtype.into()),
+        B::float_cast(grad_up, dtype.into()),
+    )
+}
+
+fn sigmoid<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let exp = B::float_exp(B::float_neg(x));
+    B::float_recip(B::float_add_scalar(exp, 1.into()))
+}

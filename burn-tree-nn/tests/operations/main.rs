@@ -1,0 +1,8 @@
+//! The operations against their definitions, on the device named by `BURN_DEVICE`.
+
+mod errors;
+mod gates_and_norms;
+mod lm_head;
+mod norm_and_activation;
+mod rows_and_groups;
+mod support;
