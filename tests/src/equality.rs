@@ -1,10 +1,10 @@
 //! A step of a model on packed trees against the same step on separate sequences.
 
 use burn::tensor::{DType, Device};
+use burn_tree_models::qwen3::Qwen3;
 use burn_tree_train::sft_loss;
 use proptest::prelude::*;
 use tree_pack::{Aggregation, LossForm, Objective, PackedStep, Trajectory};
-use tree_training_examples::qwen3::Qwen3;
 
 use crate::device::device_name;
 use crate::oracle::loss::prediction_weights;

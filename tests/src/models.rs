@@ -2,7 +2,7 @@
 
 use burn::module::Param;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use tree_training_examples::qwen3::{
+use burn_tree_models::qwen3::{
     Architecture, LayerType, LinearAttentionConfig, Mixer, MoeConfig, Qwen3, Qwen3Config,
 };
 

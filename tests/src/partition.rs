@@ -2,6 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
+use burn_tree_models::qwen3::Qwen3;
 use burn_tree_nn::TokenLogProbs;
 use burn_tree_train::{StepGradients, StepOptions, TreeModel, sft_loss, step_gradients};
 use proptest::prelude::*;
@@ -9,7 +10,6 @@ use tree_pack::{
     Aggregation, LossForm, Objective, OccurrenceBatch, PackOptions, PackedStep, Partitioning,
     Trajectory, build_forests, pack_step,
 };
-use tree_training_examples::qwen3::Qwen3;
 
 use crate::equality::bars;
 use crate::step::{Batching, Prediction, Step, check_predictions, packed_step, read};

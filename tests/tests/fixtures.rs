@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn_tree_models::qwen3::weights::hf_gradients;
+use burn_tree_models::qwen3::{ConfigError, Qwen3, Qwen3Config};
 use burn_tree_nn::TokenLogProbs;
 use burn_tree_train::objectives::{
     ClipRange, KlEstimator, KlPenalty, PolicyMetrics, PpoOptions, Regularization, ppo_loss,
@@ -18,8 +20,6 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use tree_pack::{
     Aggregation, LossForm, Objective, OccurrenceBatch, PackedStep, Partitioning, Trajectory,
 };
-use tree_training_examples::qwen3::weights::hf_gradients;
-use tree_training_examples::qwen3::{ConfigError, Qwen3, Qwen3Config};
 use tree_training_tests::device::{autodiff_device, device_name};
 use tree_training_tests::fixture::{Case, Counts, ModelFolder, PolicyObjective, Tolerances};
 use tree_training_tests::oracle::loss::prediction_weights;

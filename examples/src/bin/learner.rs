@@ -19,14 +19,14 @@ use burn::optim::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
 use burn::train::{InferenceStep, ItemLazy, Learner, SupervisedTraining, TrainOutput, TrainStep};
+use burn_tree_models::qwen3::{Qwen3, Qwen3Config};
 use burn_tree_nn::LmHeadOptions;
 use burn_tree_train::{BlockContext, TreeModel, sft_loss};
+use burn_tree_trainer::data::{self, DataOptions};
+use burn_tree_trainer::device::device_by_name;
+use burn_tree_trainer::plan::{Sharing, StepOrder, StepPlan};
 use clap::Parser;
 use tree_pack::{PackOptions, PackedStep, Trajectory, TreeBatch};
-use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
-use tree_training_examples::training::data::{self, DataOptions};
-use tree_training_examples::training::device::device_by_name;
-use tree_training_examples::training::plan::{Sharing, StepOrder, StepPlan};
 
 /// Trains a small Qwen3 with random weights on trees of trajectories with Burn's learner.
 #[derive(Parser, Debug)]

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use burn_tree_trainer::report::metrics::{StepRecord, read_records};
 use serde_json::json;
-use tree_training_examples::training::metrics::{StepRecord, read_records};
 
 /// A folder with `config.json` of a tiny model and `data.jsonl` of five tasks, each with three
 /// trajectories that fork twice and a strict prefix of one of them.

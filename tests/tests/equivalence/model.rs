@@ -1,9 +1,9 @@
 //! Whole models: losses, log-probabilities and gradients of a step, packed and separate.
 
 use burn::tensor::DType;
+use burn_tree_models::qwen3::Qwen3Config;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use tree_training_examples::qwen3::Qwen3Config;
 use tree_training_tests::device::{autodiff_device, supports_f64};
 use tree_training_tests::equality::{StepSetup, compare_step, step_setups};
 use tree_training_tests::forest::{Forest, ForestShape, cases, forests};

@@ -3,10 +3,10 @@
 
 use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
 use burn::tensor::DType;
+use burn_tree_models::qwen3::{LayerType, Qwen3Config};
 use burn_tree_train::sft_loss;
 use proptest::prelude::*;
 use tree_pack::{Aggregation, LossForm, Objective};
-use tree_training_examples::qwen3::{LayerType, Qwen3Config};
 use tree_training_tests::device::{autodiff_device, test_dtypes};
 use tree_training_tests::forest::{Forest, ForestShape, cases, forests};
 use tree_training_tests::models::{dense_config, hybrid_config, moe_config, random_model};

@@ -3,10 +3,10 @@
 
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_tree_models::qwen3::{Qwen3, Qwen3Config};
 use burn_tree_train::{BlockContext, RouterLoad, RouterOutput, TreeModel, load_balancing_loss};
 use proptest::prelude::*;
 use tree_pack::{Aggregation, Objective, Pack, Trajectory, TreeBatch};
-use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
 use tree_training_tests::device::{autodiff_device, test_dtypes};
 use tree_training_tests::forest::{ForestShape, cases, forests};
 use tree_training_tests::models::{moe_config, random_model};

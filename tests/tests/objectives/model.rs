@@ -1,6 +1,7 @@
 //! Objectives with models: the first epoch, and the two passes.
 
 use burn::tensor::{DType, Tensor};
+use burn_tree_models::qwen3::Qwen3;
 use burn_tree_nn::TokenLogProbs;
 use burn_tree_train::objectives::{
     ClipRange, Dpo, DpoOptions, Gspo, GspoOptions, PolicyMetrics, PpoOptions, ppo_loss,
@@ -10,7 +11,6 @@ use tree_pack::{
     Advantage, Aggregation, LossForm, Objective, OccurrenceBatch, PackOptions, PackedStep,
     Partitioning, PreferencePair, Trajectory, build_forests, pack_step,
 };
-use tree_training_examples::qwen3::Qwen3;
 use tree_training_tests::device::{autodiff_device, supports_f64};
 use tree_training_tests::models::{dense_config, hybrid_config, moe_config, random_model};
 use tree_training_tests::packing::Packing;

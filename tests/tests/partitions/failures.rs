@@ -3,12 +3,12 @@
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Tensor};
+use burn_tree_models::qwen3::{Qwen3, Qwen3Config};
 use burn_tree_train::{StepOptions, check_device};
+use burn_tree_trainer::objective::Supervised;
+use burn_tree_trainer::optim::adamw::{AdamWOptions, adamw};
+use burn_tree_trainer::optim::optimizer_step::{Precision, Trainer};
 use tree_pack::{Aggregation, Objective, Partitioning, Trajectory};
-use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
-use tree_training_examples::training::adamw::{AdamWOptions, adamw};
-use tree_training_examples::training::objective::Supervised;
-use tree_training_examples::training::optimizer_step::{Precision, Trainer};
 use tree_training_tests::device::autodiff_device;
 use tree_training_tests::models::random_model;
 use tree_training_tests::partition::Cut;

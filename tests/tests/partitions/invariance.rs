@@ -2,11 +2,11 @@
 //! backward pass computes.
 
 use burn::tensor::DType;
+use burn_tree_models::qwen3::{LayerType, Qwen3Config};
 use burn_tree_train::StepOptions;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 use tree_pack::{Aggregation, Objective, Partitioning, Trajectory};
-use tree_training_examples::qwen3::{LayerType, Qwen3Config};
 use tree_training_tests::device::{autodiff_device, supports_f64, test_dtypes};
 use tree_training_tests::equality::bars;
 use tree_training_tests::forest::{Forest, ForestShape, cases, forests};

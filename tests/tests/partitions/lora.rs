@@ -2,8 +2,8 @@
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
+use burn_tree_models::lora::LoraSettings;
 use tree_pack::{Aggregation, Objective, Partitioning, Trajectory};
-use tree_training_examples::lora::LoraSettings;
 use tree_training_tests::device::{autodiff_device, test_dtypes};
 use tree_training_tests::equality::bars;
 use tree_training_tests::models::{dense_config, hybrid_config, hybrid_moe_config, random_model};

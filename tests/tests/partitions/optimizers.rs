@@ -3,9 +3,9 @@
 
 use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
 use burn::tensor::DType;
+use burn_tree_models::qwen3::Qwen3Config;
 use proptest::prelude::*;
 use tree_pack::{Aggregation, Objective};
-use tree_training_examples::qwen3::Qwen3Config;
 use tree_training_tests::device::{autodiff_device, supports_f64};
 use tree_training_tests::forest::{Forest, ForestShape, cases, forests};
 use tree_training_tests::models::{dense_config, hybrid_config, moe_config, random_model};

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType};
+use burn_tree_models::qwen3::Qwen3;
 use burn_tree_nn::{EntropyOutput, LmHeadOptions, token_log_probs};
 use burn_tree_train::{
     BlockContext, RouterLoad, RouterLoss, StepError, StepOptions, TreeModel, load_balancing_loss,
     sft_loss, shadow, step_forward, step_gradients, step_router_load,
 };
 use tree_pack::{Aggregation, Objective, Pack, PackedStep, Partitioning, Trajectory, TreeBatch};
-use tree_training_examples::qwen3::Qwen3;
 use tree_training_tests::device::{autodiff_device, supports_f64};
 use tree_training_tests::equality::bars;
 use tree_training_tests::models::{

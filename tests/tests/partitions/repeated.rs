@@ -2,9 +2,9 @@
 //! on the host. Bits are compared.
 
 use burn::tensor::{DType, TensorData};
+use burn_tree_models::qwen3::{Qwen3, Qwen3Config};
 use burn_tree_train::{StepGradients, StepOptions, sft_loss, step_forward, step_gradients};
 use tree_pack::{Aggregation, Objective, PackedStep, Partitioning, Trajectory};
-use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
 use tree_training_tests::device::autodiff_device;
 use tree_training_tests::models::{
     dense_config, hybrid_config, hybrid_moe_config, moe_config, random_model,

@@ -359,7 +359,7 @@ fn blocks_that_ignore_their_past_are_named() {
 /// The recurrent blocks of a model, with states that are not returned.
 #[derive(Module, Debug)]
 struct Forgetful {
-    model: tree_training_examples::qwen3::Qwen3,
+    model: burn_tree_models::qwen3::Qwen3,
 }
 
 impl TreeModel for Forgetful {

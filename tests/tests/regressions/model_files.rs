@@ -4,13 +4,13 @@
 use std::fs;
 
 use burn::tensor::{DType, FloatDType};
+use burn_tree_models::qwen3::weights::SaveOptions;
+use burn_tree_models::qwen3::{Qwen3, Qwen3Config};
 use burn_tree_train::BlockContext;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{Map, Value, json};
 use tree_pack::{Aggregation, LossForm, Objective, Trajectory, TreeBatch};
-use tree_training_examples::qwen3::weights::SaveOptions;
-use tree_training_examples::qwen3::{Qwen3, Qwen3Config};
 use tree_training_tests::device::device;
 use tree_training_tests::forest::cases;
 use tree_training_tests::models::{dense_config, moe_config, random_model};

@@ -1,9 +1,9 @@
 //! States and convolutions of recurrent layers, in whole models.
 
 use burn::tensor::{DType, Device};
+use burn_tree_models::qwen3::{Mixer, Qwen3};
 use burn_tree_train::{BlockContext, TreeModel, sft_loss};
 use tree_pack::{Aggregation, LossForm, Objective, Pack, Trajectory, TreeBatch};
-use tree_training_examples::qwen3::{Mixer, Qwen3};
 use tree_training_tests::device::{autodiff_device, device, test_dtypes};
 use tree_training_tests::equality::{StepSetup, compare_step};
 use tree_training_tests::models::{hybrid_config, random_model, with_decay_rates};

@@ -2,9 +2,9 @@
 //! those of the sequences alone.
 
 use burn::tensor::{DType, Tensor, TensorData};
+use burn_tree_models::qwen3::Qwen3Config;
 use burn_tree_train::{BlockContext, sft_loss};
 use tree_pack::{Aggregation, LossForm, Objective, Pack, Trajectory, TreeBatch};
-use tree_training_examples::qwen3::Qwen3Config;
 use tree_training_tests::device::{autodiff_device, test_dtypes};
 use tree_training_tests::equality::{LOSSES, StepSetup, compare_step};
 use tree_training_tests::models::{

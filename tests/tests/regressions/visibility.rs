@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_tree_attn::{TreeAttentionOptions, TreeMask, tree_attention};
+use burn_tree_models::qwen3::Qwen3;
 use burn_tree_train::BlockContext;
 use proptest::prelude::*;
 use tree_pack::{Aggregation, Objective, Pack, Segment, Trajectory, TreeBatch, TreeLayout};
-use tree_training_examples::qwen3::Qwen3;
 use tree_training_tests::attention::{AttentionSetup, attention_setups, check_attention};
 use tree_training_tests::device::{autodiff_device, device};
 use tree_training_tests::forest::{ForestShape, cases, forests};

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 
 use burn_tree_train::objectives::{DpoOptions, PreferenceLoss};
+use burn_tree_trainer::objective::Preference;
+use burn_tree_trainer::options::{RunArgs, ValidationArgs};
+use burn_tree_trainer::run::log_probs::LogProbSource;
+use burn_tree_trainer::run::settings::Settings;
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 use serde_json::json;
 use tree_pack::PairRule;
-use tree_training_examples::training::log_probs::LogProbSource;
-use tree_training_examples::training::objective::Preference;
-use tree_training_examples::training::options::{RunArgs, ValidationArgs};
-use tree_training_examples::training::settings::Settings;
 
 /// Trains a Qwen3-family model on preferences between rollouts of a task (DPO, IPO), computing
 /// every token that they share once.

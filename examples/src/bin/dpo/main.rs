@@ -1,6 +1,6 @@
 //! Trains a Qwen3-family model on preferences between rollouts that share prefixes.
 //!
-//! The recipe is [`run`], from top to bottom; its parts are in `tree_training_examples::training`.
+//! The recipe is [`run`], from top to bottom; its parts are in `burn_tree_trainer`.
 
 mod args;
 
@@ -10,19 +10,20 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use burn_tree_train::objectives::Dpo;
+use burn_tree_trainer::data::demonstration::Demonstration;
+use burn_tree_trainer::data::pairs;
+use burn_tree_trainer::data::rollouts::Columns;
+use burn_tree_trainer::data::selection::Selection;
+use burn_tree_trainer::objective::Preference;
+use burn_tree_trainer::optim::optimizer_step::Trainer;
+use burn_tree_trainer::plan::{Plans, StepOrder};
+use burn_tree_trainer::report::summary;
+use burn_tree_trainer::run::log_probs::{LogProbs, compute};
+use burn_tree_trainer::run::settings;
+use burn_tree_trainer::run::setup::Setup;
+use burn_tree_trainer::run::{Run, Validation};
 use clap::Parser;
 use tree_pack::{PackOptions, Trajectory};
-use tree_training_examples::training::demonstration::Demonstration;
-use tree_training_examples::training::log_probs::{LogProbs, compute};
-use tree_training_examples::training::objective::Preference;
-use tree_training_examples::training::optimizer_step::Trainer;
-use tree_training_examples::training::pairs;
-use tree_training_examples::training::plan::{Plans, StepOrder};
-use tree_training_examples::training::rollouts::Columns;
-use tree_training_examples::training::run::{Run, Validation};
-use tree_training_examples::training::selection::Selection;
-use tree_training_examples::training::setup::Setup;
-use tree_training_examples::training::{settings, summary};
 
 use args::Args;
 

@@ -1,10 +1,10 @@
 //! The command line.
 
+use burn_tree_trainer::data::selection::Selection;
+use burn_tree_trainer::options::{RunArgs, ValidationArgs};
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 use tree_pack::{Aggregation, Objective};
-use tree_training_examples::training::options::{RunArgs, ValidationArgs};
-use tree_training_examples::training::selection::Selection;
 
 /// Fine-tunes a Qwen3-family model on trajectories that share prefixes, computing every shared
 /// token once.

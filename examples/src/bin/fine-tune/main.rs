@@ -1,6 +1,6 @@
 //! Fine-tunes a Qwen3-family model on trees of trajectories.
 //!
-//! The recipe is [`run`], from top to bottom; its parts are in `tree_training_examples::training`.
+//! The recipe is [`run`], from top to bottom; its parts are in `burn_tree_trainer`.
 
 mod args;
 
@@ -8,16 +8,16 @@ use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use burn_tree_trainer::data::demonstration::Demonstration;
+use burn_tree_trainer::objective::Supervised;
+use burn_tree_trainer::plan::{Plans, StepOrder};
+use burn_tree_trainer::report::summary;
+use burn_tree_trainer::run::settings;
+use burn_tree_trainer::run::setup::Setup;
+use burn_tree_trainer::run::{Run, Validation};
 use clap::Parser;
 use serde_json::json;
 use tree_pack::PackOptions;
-use tree_training_examples::training::demonstration::Demonstration;
-use tree_training_examples::training::objective::Supervised;
-use tree_training_examples::training::plan::{Plans, StepOrder};
-use tree_training_examples::training::run::{Run, Validation};
-use tree_training_examples::training::settings;
-use tree_training_examples::training::setup::Setup;
-use tree_training_examples::training::summary;
 
 use args::Args;
 

@@ -7,16 +7,16 @@ use burn_tree_nn::EntropyOutput;
 use burn_tree_train::objectives::{
     ClipRange, Gspo, GspoOptions, KlEstimator, KlPenalty, PpoOptions, Regularization,
 };
+use burn_tree_trainer::data::rollouts::AdvantageSource;
+use burn_tree_trainer::objective::PolicyLoss;
+use burn_tree_trainer::options::RunArgs;
+use burn_tree_trainer::plan::StepOrder;
+use burn_tree_trainer::run::log_probs::LogProbSource;
+use burn_tree_trainer::run::settings::Settings;
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 use serde_json::json;
 use tree_pack::Aggregation;
-use tree_training_examples::training::log_probs::LogProbSource;
-use tree_training_examples::training::objective::PolicyLoss;
-use tree_training_examples::training::options::RunArgs;
-use tree_training_examples::training::plan::StepOrder;
-use tree_training_examples::training::rollouts::AdvantageSource;
-use tree_training_examples::training::settings::Settings;
 
 /// Trains a Qwen3-family model on rollouts with rewards (GRPO, PPO's clipped surrogate, GSPO),
 /// computing every token that rollouts of a task share once.

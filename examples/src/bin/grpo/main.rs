@@ -1,6 +1,6 @@
 //! Trains a Qwen3-family model on trees of rollouts with rewards.
 //!
-//! The recipe is [`run`], from top to bottom; its parts are in `tree_training_examples::training`.
+//! The recipe is [`run`], from top to bottom; its parts are in `burn_tree_trainer`.
 
 mod args;
 
@@ -8,19 +8,20 @@ use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use burn_tree_trainer::data::demonstration::Demonstration;
+use burn_tree_trainer::data::rollouts::{Columns, drop_uniform_tasks, set_advantages};
+use burn_tree_trainer::data::selection::Selection;
+use burn_tree_trainer::objective::Policy;
+use burn_tree_trainer::optim::optimizer_step::Trainer;
+use burn_tree_trainer::options::ValidationArgs;
+use burn_tree_trainer::plan::Plans;
+use burn_tree_trainer::report::summary;
+use burn_tree_trainer::run::Run;
+use burn_tree_trainer::run::log_probs::LogProbs;
+use burn_tree_trainer::run::settings;
+use burn_tree_trainer::run::setup::Setup;
 use clap::Parser;
 use tree_pack::PackOptions;
-use tree_training_examples::training::demonstration::Demonstration;
-use tree_training_examples::training::log_probs::LogProbs;
-use tree_training_examples::training::objective::Policy;
-use tree_training_examples::training::optimizer_step::Trainer;
-use tree_training_examples::training::options::ValidationArgs;
-use tree_training_examples::training::plan::Plans;
-use tree_training_examples::training::rollouts::{Columns, drop_uniform_tasks, set_advantages};
-use tree_training_examples::training::run::Run;
-use tree_training_examples::training::selection::Selection;
-use tree_training_examples::training::setup::Setup;
-use tree_training_examples::training::{settings, summary};
 
 use args::Args;
 

@@ -1,0 +1,109 @@
+//! What a program runs without `--data`: bundled recordings, a small model with random weights, and
+//! the comparison with separate trajectories.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+use crate::options::RunArgs;
+
+/// A demonstration: tasks small enough for a minute or two on two cores.
+pub struct Demonstration {
+    /// The program.
+    pub program: &'static str,
+    /// A bundled file.
+    pub file: &'static str,
+    /// Tasks of it.
+    pub tasks: &'static [&'static str],
+    /// Passes over them.
+    pub epochs: NonZeroUsize,
+    /// Tasks of an optimizer step.
+    pub tasks_per_step: NonZeroUsize,
+}
+
+impl Demonstration {
+    /// Samples with rewards for the game of 24: sixteen of each task, some of which solve it.
+    pub const fn of_rewards(program: &'static str, epochs: NonZeroUsize) -> Self {
+        Self {
+            program,
+            file: "data/tokens/tot_game24_cot16.jsonl.gz",
+            tasks: &[
+                "game24_cot/900",
+                "game24_cot/910",
+                "game24_cot/917",
+                "game24_cot/924",
+                "game24_cot/927",
+                "game24_cot/934",
+            ],
+            epochs,
+            tasks_per_step: NonZeroUsize::new(3).unwrap(),
+        }
+    }
+
+    /// Fills in data, tasks, epochs and the comparison, if no data are given, and says what was
+    /// chosen.
+    ///
+    /// # Errors
+    /// If the bundled file is not found.
+    pub fn fill_in(&self, args: &mut RunArgs) -> Result<()> {
+        if !args.data.data.is_empty() {
+            return Ok(());
+        }
+        let file = find(self.file)?;
+        if args.data.tasks.is_empty() {
+            args.data.tasks = self.tasks.iter().map(|&task| task.into()).collect();
+        }
+        args.steps.epochs.get_or_insert(self.epochs);
+        args.steps.tasks_per_step.get_or_insert(self.tasks_per_step);
+        let compare = &mut args.comparison;
+        compare.compare = compare.sharing != crate::plan::Sharing::Flat
+            && args.output.resume.is_none()
+            && args.output.checkpoint_every == 0;
+        args.model.compact_vocab |= !Path::new(&args.model.model).exists();
+        println!(
+            "No --data given, so this is the demonstration. The same by hand:\n  {} --data {} \
+             --tasks {} --tasks-per-step {} --epochs {}{}{}\n",
+            self.program,
+            file.display(),
+            args.data.tasks.join(","),
+            args.steps.tasks_per_step(),
+            args.steps.epochs(),
+            if args.comparison.compare {
+                " --compare"
+            } else {
+                ""
+            },
+            if args.model.compact_vocab {
+                " --compact-vocab"
+            } else {
+                ""
+            },
+        );
+        args.data.data = vec![file];
+        Ok(())
+    }
+}
+
+/// A bundled file, from the current folder upwards or in the folder this program was built in.
+fn find(file: &str) -> Result<PathBuf> {
+    let current = std::env::current_dir().unwrap_or_default();
+    let built_in = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap_or(Path::new("."));
+    for folder in current.ancestors().chain([built_in]) {
+        let path = folder.join(file);
+        if path.is_file() {
+            return Ok(path
+                .strip_prefix(&current)
+                .map(Path::to_owned)
+                .unwrap_or(path));
+        }
+    }
+    bail!(
+        "the bundled recordings ({file}) are neither in {} or a folder above it nor in {}; give \
+         your own with --data",
+        current.display(),
+        built_in.display()
+    )
+}

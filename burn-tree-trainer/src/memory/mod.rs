@@ -1,0 +1,478 @@
+//! How much memory a run will need, before it takes any.
+
+mod indices;
+mod sampled;
+mod step_size;
+mod system;
+
+use burn_tree_ssm::MAX_WINDOW_ROWS;
+
+pub use indices::index_memory;
+pub use sampled::{BytesInUse, bytes_in_use};
+pub use step_size::{PackSize, StepSize};
+pub use system::{available_memory, format_bytes, peak_memory};
+
+use crate::cost::ModelSize;
+use burn_tree_models::qwen3::Qwen3Config;
+
+/// Bytes of a run on the device at its peak, by what they hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryEstimate {
+    /// Master parameters in f32, and their copies in the dtype of the computation if another.
+    pub parameters: u64,
+    /// Gradients: those of a pack, and the sum over packs where a step has several.
+    pub gradients: u64,
+    /// AdamW's two moments.
+    pub optimizer: u64,
+    /// What the forward passes of the packs that are there at the same time keep for their backward
+    /// passes, and the largest intermediate results of either.
+    pub activations: u64,
+    /// Of parts of trees, what they leave for each other and take from each other: keys, values and
+    /// states, and sums of their gradients.
+    pub gateways: u64,
+    /// The parameters and moments that a step replaces: it can be taken back until it is known to be
+    /// finite. By then the activations are gone.
+    pub replaced: u64,
+}
+
+/// What an estimate depends on besides the model and the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunSize {
+    /// Rows projected on the vocabulary at a time, if given.
+    pub head_chunk_rows: Option<u64>,
+    /// Bytes of one value in the forward and backward pass.
+    pub compute_bytes: u64,
+    /// Models trained side by side.
+    pub models: u64,
+    /// Whether blocks are computed again for their backward pass.
+    pub recompute: bool,
+    /// Whether what waits is in host memory.
+    pub offload: bool,
+}
+
+impl RunSize {
+    /// One model in f32 that keeps everything on its device.
+    pub const F32: Self = Self {
+        head_chunk_rows: None,
+        compute_bytes: 4,
+        models: 1,
+        recompute: false,
+        offload: false,
+    };
+}
+
+/// Tensors of `[tokens, width]` that autodiff keeps of one block, by width, and the head's logits
+/// alive at once. Counted from the operations of a block; those of attention checked against
+/// measured peaks.
+const KEPT_HIDDEN: u64 = 5;
+const KEPT_QUERY: u64 = 4;
+/// The gate, its sigmoid, and what it scales.
+const KEPT_GATED_QUERY: u64 = 3;
+const KEPT_KEY: u64 = 4;
+/// Inputs and outputs of the convolution.
+const KEPT_CONVOLUTION: u64 = 2;
+/// Queries and keys before and after their norms.
+const KEPT_LINEAR_KEY: u64 = 4;
+/// Values, their mixture, its gate, and the gated norm.
+const KEPT_LINEAR_VALUE: u64 = 4;
+/// A row of the inverse by value head, as wide as a window; its two gates before and after.
+const KEPT_LINEAR_HEAD: u64 = MAX_WINDOW_ROWS as u64 + 4;
+const KEPT_INNER: u64 = 3;
+const HEAD_LOGITS: u64 = 3 << 24;
+/// Past keys (and values), gathered from the packs that own them.
+const PAST_COPIES: u64 = 1;
+/// Gradients of one block that are there at once: of its input and output, and of the two projections
+/// that a feed-forward network multiplies.
+const GRADIENTS_HIDDEN: u64 = 2;
+const GRADIENTS_INNER: u64 = 2;
+
+/// Bytes of sums of gradients, and of states, which are in f32.
+const F32: u64 = 4;
+
+impl MemoryEstimate {
+    /// Estimates a run whose largest step is `step`.
+    pub fn new(config: &Qwen3Config, size: &ModelSize, run: &RunSize, step: &StepSize) -> Self {
+        let copies = if run.compute_bytes == 4 {
+            0
+        } else {
+            run.compute_bytes
+        };
+        let gradients = if run.recompute {
+            // Those of one block, or of the head, are added to the sum when they are there.
+            let largest = size.parameters - size.cost.head_parameters;
+            let block = largest / config.num_hidden_layers.max(1) as u64;
+            let head = match size.cost.head_trained {
+                true => size.cost.head_parameters,
+                false => 0,
+            };
+            size.trained_parameters + block.max(head).min(size.trained_parameters)
+        } else {
+            size.trained_parameters * if step.packs.len() > 1 { 2 } else { 1 }
+        };
+        let packs = Packs { config, run };
+        let peak = (0..step.packs.len()).map(|index| packs.at_once(step, index));
+        let (activations, gateways) = peak
+            .max_by_key(|(activations, gateways)| activations + gateways)
+            .unwrap_or_default();
+        Self {
+            parameters: run.models * size.parameters * 4 + size.parameters * copies,
+            gradients: gradients * 4,
+            optimizer: run.models * size.trained_parameters * 8,
+            activations,
+            gateways,
+            replaced: size.trained_parameters * 12,
+        }
+    }
+
+    /// The largest of the estimates of several steps.
+    pub fn of_steps(
+        config: &Qwen3Config,
+        size: &ModelSize,
+        run: &RunSize,
+        steps: impl IntoIterator<Item = StepSize>,
+    ) -> Self {
+        let estimates = steps
+            .into_iter()
+            .map(|step| Self::new(config, size, run, &step));
+        estimates
+            .max_by_key(Self::total)
+            .unwrap_or_else(|| Self::new(config, size, run, &StepSize::default()))
+    }
+
+    /// All that is there at once.
+    pub fn total(&self) -> u64 {
+        let passes = self.activations + self.gateways;
+        self.parameters + self.gradients + self.optimizer + passes.max(self.replaced)
+    }
+}
+
+/// The most rows of a pack for which a run fits in `memory` bytes, if `parts` of them are there at
+/// once: 1, or as many as follow each other on a path of a partitioned tree. All rows are taken to
+/// predict something. `None` if no row fits.
+pub fn largest_budget(
+    config: &Qwen3Config,
+    size: &ModelSize,
+    run: &RunSize,
+    parts: u64,
+    memory: u64,
+) -> Option<u64> {
+    let fits = |rows: u64| {
+        let step = StepSize::chain(parts, rows);
+        MemoryEstimate::new(config, size, run, &step).total() <= memory
+    };
+    if !fits(1) {
+        return None;
+    }
+    // The estimate grows with the rows.
+    let (mut fitting, mut too_many) = (1, tree_pack::MAX_ROWS as u64);
+    while fitting + 1 < too_many {
+        let middle = fitting + (too_many - fitting) / 2;
+        match fits(middle) {
+            true => fitting = middle,
+            false => too_many = middle,
+        }
+    }
+    Some(fitting)
+}
+
+/// Bytes of the packs of a step.
+struct Packs<'a> {
+    config: &'a Qwen3Config,
+    run: &'a RunSize,
+}
+
+impl Packs<'_> {
+    /// Activations and gateways while pack `index` is computed.
+    fn at_once(&self, step: &StepSize, index: usize) -> (u64, u64) {
+        let pack = &step.packs[index];
+        let mut activations = self.working(pack);
+        let mut gateways = 0;
+        for alive in step.alive(index) {
+            activations += self.waiting(alive);
+            gateways += self.gateway(alive);
+        }
+        (activations, gateways)
+    }
+
+    /// What waits of a pack from its forward to its backward pass.
+    fn waiting(&self, pack: &PackSize) -> u64 {
+        let bytes = self.run.compute_bytes;
+        match (self.run.recompute, self.run.offload) {
+            (true, true) => 0,
+            // The input of every block, and the gradient of what the last one returns.
+            (true, false) => {
+                let tensors = self.config.num_hidden_layers as u64 + 1;
+                bytes * pack.rows * tensors * self.config.hidden_size as u64
+            }
+            (false, _) => self.layers().map(|layer| self.block(pack, layer)).sum(),
+        }
+    }
+
+    /// The most that the passes over a pack need besides what waits.
+    fn working(&self, pack: &PackSize) -> u64 {
+        let gradients = self
+            .layers()
+            .map(|layer| {
+                GRADIENTS_HIDDEN * self.config.hidden_size as u64
+                    + GRADIENTS_INNER * inner_width(self.config, layer)
+            })
+            .max();
+        let gradients = self.run.compute_bytes * pack.rows * gradients.unwrap_or(0);
+        let block = |layer| {
+            let again = match self.run.recompute {
+                true => self.block(pack, layer) + self.past_of_block(pack, layer),
+                false => 0,
+            };
+            again + self.joined_in_block(pack, layer)
+        };
+        let block = gradients + self.layers().map(block).max().unwrap_or(0);
+        block.max(self.head(pack))
+    }
+
+    /// Logits and what is made of them.
+    fn head(&self, pack: &PackSize) -> u64 {
+        let logits = |rows| 3 * rows * self.config.vocab_size as u64;
+        let logits = match self.run.head_chunk_rows {
+            Some(rows) => logits(rows.min(pack.projected_rows)),
+            None => logits(pack.projected_rows).min(HEAD_LOGITS),
+        };
+        F32 * logits
+    }
+
+    /// What one block keeps of a pack for its backward pass.
+    fn block(&self, pack: &PackSize, layer: usize) -> u64 {
+        let states = pack.kept_states * state_numbers(self.config, layer);
+        self.run.compute_bytes * pack.rows * kept_by_block(self.config, layer) + F32 * states
+    }
+
+    /// Copies of rows of earlier packs in one block.
+    fn past_of_block(&self, pack: &PackSize, layer: usize) -> u64 {
+        let numbers = PAST_COPIES * pack.past_rows * key_value_width(self.config, layer);
+        self.run.compute_bytes * numbers
+    }
+
+    /// Keys and values of earlier packs and the pack's own in one tensor, while attention reads them.
+    fn joined_in_block(&self, pack: &PackSize, layer: usize) -> u64 {
+        let rows = match pack.past_rows {
+            0 => 0,
+            past_rows => past_rows + pack.rows,
+        };
+        self.run.compute_bytes * rows * key_value_width(self.config, layer)
+    }
+
+    /// What a pack has left for others, and, where graphs are kept, what it took from others.
+    fn gateway(&self, pack: &PackSize) -> u64 {
+        let (recompute, offload) = (self.run.recompute, self.run.offload);
+        let of_layer = |layer| {
+            let rows = pack.left_rows * key_value_width(self.config, layer);
+            let states = pack.left_states * state_numbers(self.config, layer);
+            let sums = match offload {
+                true => 0,
+                false => F32 * (rows + states),
+            };
+            let left = match offload && recompute {
+                true => 0,
+                false => self.run.compute_bytes * rows + F32 * states,
+            };
+            let taken = match recompute {
+                true => 0,
+                false => self.past_of_block(pack, layer),
+            };
+            sums + left + taken
+        };
+        self.layers().map(of_layer).sum()
+    }
+
+    fn layers(&self) -> std::ops::Range<usize> {
+        0..self.config.num_hidden_layers
+    }
+}
+
+/// Numbers of keys and values of one row; none in recurrent blocks.
+fn key_value_width(config: &Qwen3Config, layer: usize) -> u64 {
+    match config.linear_attention(layer) {
+        None => 2 * (config.num_key_value_heads * config.head_dim) as u64,
+        Some(_) => 0,
+    }
+}
+
+/// Numbers of one state; none in blocks with attention.
+fn state_numbers(config: &Qwen3Config, layer: usize) -> u64 {
+    let linear = config.linear_attention(layer);
+    linear.map_or(0, |linear| linear.key_head_dim * linear.value_dim()) as u64
+}
+
+/// Width of the feed-forward network as a token sees it.
+fn inner_width(config: &Qwen3Config, layer: usize) -> u64 {
+    let inner = match &config.moe {
+        Some(moe) if config.is_moe_layer(layer) => {
+            let shared = moe.shared_expert_intermediate_size.unwrap_or(0);
+            moe.num_experts_per_tok * moe.moe_intermediate_size + shared
+        }
+        _ => config.intermediate_size,
+    };
+    inner as u64
+}
+
+/// Numbers that block `layer` keeps of a token for the backward pass.
+fn kept_by_block(config: &Qwen3Config, layer: usize) -> u64 {
+    let mixer = match config.linear_attention(layer) {
+        None => {
+            let query = (config.num_attention_heads * config.head_dim) as u64;
+            let key = (config.num_key_value_heads * config.head_dim) as u64;
+            let gated = if config.attention_output_gate {
+                query
+            } else {
+                0
+            };
+            KEPT_QUERY * query + KEPT_GATED_QUERY * gated + KEPT_KEY * key
+        }
+        Some(linear) => {
+            KEPT_CONVOLUTION * linear.conv_dim() as u64
+                + KEPT_LINEAR_KEY * linear.key_dim() as u64
+                + KEPT_LINEAR_VALUE * linear.value_dim() as u64
+                + KEPT_LINEAR_HEAD * linear.num_value_heads as u64
+        }
+    };
+    KEPT_HIDDEN * config.hidden_size as u64 + mixer + KEPT_INNER * inner_width(config, layer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn estimate(name: &str, run: RunSize, step: &StepSize) -> MemoryEstimate {
+        let config = Qwen3Config::named(name, 100).unwrap();
+        let size = ModelSize::new(&config, None);
+        MemoryEstimate::new(&config, &size, &run, step)
+    }
+
+    #[test]
+    fn what_is_kept_for_the_whole_run_is_exact() {
+        let config = Qwen3Config::named("tiny", 100).unwrap();
+        let size = ModelSize::new(&config, None);
+        let one = estimate("tiny", RunSize::F32, &StepSize::one_pack(1000));
+        assert_eq!(one.parameters, 4 * size.parameters);
+        assert_eq!(one.gradients, 4 * size.parameters);
+        assert_eq!(one.optimizer, 8 * size.parameters);
+        let two_models = RunSize {
+            models: 2,
+            ..RunSize::F32
+        };
+        let mut three_packs = StepSize::one_pack(1000);
+        three_packs.packs = vec![three_packs.packs[0]; 3];
+        let two = estimate("tiny", two_models, &three_packs);
+        assert_eq!(two.parameters, 2 * one.parameters);
+        assert_eq!(two.gradients, 2 * one.gradients);
+        assert_eq!(two.optimizer, 2 * one.optimizer);
+        assert_eq!(two.activations, one.activations);
+        assert_eq!((one.gateways, two.gateways), (0, 0));
+    }
+
+    #[test]
+    fn adapters_need_few_gradients_and_bfloat16_a_second_copy() {
+        let config = Qwen3Config::named("tiny", 100).unwrap();
+        let size = ModelSize::new(&config, Some(4));
+        let run = RunSize {
+            compute_bytes: 2,
+            ..RunSize::F32
+        };
+        let estimate = MemoryEstimate::new(&config, &size, &run, &StepSize::one_pack(10));
+        assert_eq!(estimate.parameters, 6 * size.parameters);
+        assert_eq!(estimate.gradients, 4 * size.trained_parameters);
+        assert_eq!(estimate.optimizer, 8 * size.trained_parameters);
+    }
+
+    #[test]
+    fn recurrent_layers_keep_states() {
+        let mut step = StepSize::one_pack(1000);
+        let none = estimate("tiny-hybrid", RunSize::F32, &step);
+        step.packs[0].kept_states = 7;
+        let seven = estimate("tiny-hybrid", RunSize::F32, &step);
+        // Three layers of four heads with 64 x 64 numbers in f32.
+        assert_eq!(
+            seven.activations - none.activations,
+            7 * 3 * 4 * 64 * 64 * 4
+        );
+    }
+
+    #[test]
+    fn parts_of_a_path_are_there_together_and_branches_are_not() {
+        let one = estimate("tiny", RunSize::F32, &StepSize::one_pack(1000));
+        let chain = estimate("tiny", RunSize::F32, &StepSize::chain(4, 1000));
+        // Four times what waits; the rest is needed by one part at a time.
+        assert!(chain.activations > 3 * one.activations);
+        assert!(chain.activations < 4 * one.activations);
+        assert!(chain.gateways > 0);
+        let mut star = StepSize::chain(2, 1000);
+        let branch = star.packs[1];
+        star.packs.extend([branch; 6]);
+        let two = estimate("tiny", RunSize::F32, &StepSize::chain(2, 1000));
+        let star = estimate("tiny", RunSize::F32, &star);
+        assert_eq!(star.activations, two.activations);
+        assert_eq!(star.gateways, two.gateways);
+    }
+
+    #[test]
+    fn attention_joins_keys_of_one_block_at_a_time() {
+        let mut step = StepSize::one_pack(1000);
+        let none = estimate("tiny", RunSize::F32, &step);
+        step.packs[0].past_rows = 5000;
+        let past = estimate("tiny", RunSize::F32, &step);
+        let config = Qwen3Config::named("tiny", 100).unwrap();
+        let width = key_value_width(&config, 0);
+        assert_eq!(past.activations - none.activations, 6000 * width * 4);
+        let layers = config.num_hidden_layers as u64;
+        assert_eq!(past.gateways, layers * 5000 * width * 4);
+    }
+
+    #[test]
+    fn recomputation_keeps_inputs_of_blocks_only_and_offload_none() {
+        let step = StepSize::chain(3, 4096);
+        let keep = estimate("0.6b", RunSize::F32, &step);
+        let recompute = RunSize {
+            recompute: true,
+            ..RunSize::F32
+        };
+        let again = estimate("0.6b", recompute, &step);
+        assert!(
+            again.activations < keep.activations / 8,
+            "{again:?} {keep:?}"
+        );
+        let offload = RunSize {
+            offload: true,
+            ..recompute
+        };
+        let away = estimate("0.6b", offload, &step);
+        // 29 tensors of each of three parts.
+        assert_eq!(
+            again.activations - away.activations,
+            3 * 4096 * 29 * 1024 * 4
+        );
+        assert_eq!(away.gateways, 0);
+    }
+
+    #[test]
+    fn the_budget_that_fits_is_the_largest() {
+        let config = Qwen3Config::named("0.6b", 151_936).unwrap();
+        let size = ModelSize::new(&config, None);
+        for (parts, recompute) in [(1, false), (1, true), (5, false)] {
+            let run = RunSize {
+                recompute,
+                ..RunSize::F32
+            };
+            let memory = 24_000_000_000;
+            let rows = largest_budget(&config, &size, &run, parts, memory).unwrap();
+            let total = |rows| {
+                let step = StepSize::chain(parts, rows);
+                MemoryEstimate::new(&config, &size, &run, &step).total()
+            };
+            assert!(total(rows) <= memory && total(rows + 1) > memory, "{rows}");
+        }
+        // Parameters, gradients and moments alone are 9.5 GB.
+        assert_eq!(
+            largest_budget(&config, &size, &RunSize::F32, 1, 9_000_000_000),
+            None
+        );
+    }
+}

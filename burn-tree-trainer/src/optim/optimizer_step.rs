@@ -1,0 +1,403 @@
+//! One optimizer step: gradients of all its packs, clipped together, and AdamW's update.
+
+use std::time::Instant;
+
+use burn::backend::ExecutionError;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::{Device, FloatDType, Tensor};
+use burn_tree_nn::{EntropyOutput, LmHeadOptions};
+use burn_tree_train::{
+    StepGradients, StepOptions, TreeModel, check_device, shadow, step_forward, step_gradients,
+};
+use thiserror::Error;
+use tree_pack::PackedStep;
+
+use crate::objective::{Metrics, Objective, StepLoss};
+use crate::optim::clip::{clip_global_norm, global_norm};
+use burn_tree_models::qwen3::Qwen3;
+
+/// What an optimizer step reports.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepOutcome {
+    /// Loss of the step before the update.
+    pub loss: f64,
+    /// What the objective measured.
+    pub metrics: Metrics,
+    /// Global norm of the gradients before clipping.
+    pub gradient_norm: f64,
+    /// Wall time in seconds.
+    pub seconds: f64,
+    /// Module paths of trained parameters that got no gradient.
+    pub without_gradient: Vec<String>,
+}
+
+/// A step that was not made; the model is unchanged.
+#[derive(Debug, Error)]
+pub enum StepError {
+    /// The forward and backward passes are not possible.
+    #[error(transparent)]
+    Passes(#[from] burn_tree_train::StepError),
+    /// The loss or the gradients overflowed or are undefined.
+    #[error("the loss is {loss} and the gradients' norm {gradient_norm}: no step was made")]
+    NotFinite {
+        /// Loss of the step.
+        loss: f64,
+        /// Global norm of the gradients.
+        gradient_norm: f64,
+    },
+    /// The device failed while it updated the parameters.
+    #[error("the device failed: {reason}; no step was made")]
+    Device {
+        /// What it reports.
+        reason: String,
+    },
+}
+
+/// Dtypes in which a model computes; its norms, the vectors of its gates, parameters and optimizer
+/// stay as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Precision {
+    /// The blocks.
+    pub blocks: FloatDType,
+    /// Embedding and head, which may be one matrix.
+    pub head: FloatDType,
+}
+
+impl Precision {
+    /// Everything in f32.
+    pub const F32: Self = Self {
+        blocks: FloatDType::F32,
+        head: FloatDType::F32,
+    };
+
+    /// The copy of `master` that computes; nothing is copied for what has its dtype already.
+    pub fn shadow<M: Module>(self, master: &M) -> M {
+        let vector = Qwen3::is_vector;
+        let head = |path: &str| path.contains("lm_head") || path.contains("embed_tokens");
+        let blocks = shadow(master, self.blocks, |path| vector(path) || head(path));
+        shadow(&blocks, self.head, |path| vector(path) || !head(path))
+    }
+}
+
+/// A model in training with its optimizer.
+#[derive(Clone)]
+pub struct Trainer<M> {
+    /// The model, on an autodiff device.
+    pub model: M,
+    /// Its optimizer.
+    pub optimizer: ModuleOptimizer,
+    /// Largest global norm of the gradients; not clipped if `None`.
+    pub max_gradient_norm: Option<f64>,
+    /// Dtypes of the forward and backward pass.
+    pub precision: Precision,
+    /// How the forward and backward passes are computed.
+    pub options: StepOptions,
+    /// The device of the model.
+    pub device: Device,
+}
+
+impl<M: Module + TreeModel> Trainer<M> {
+    /// Makes one optimizer step on the packs that [`tree_pack`] planned for it. Their weights
+    /// contain the denominator of the whole step, so losses and gradients of the packs are added.
+    ///
+    /// # Errors
+    /// [`StepError`] if the packs contradict each other, the loss or the gradients are not finite, or
+    /// the device fails.
+    pub fn step(
+        &mut self,
+        step: &PackedStep,
+        objective: &impl Objective,
+        learning_rate: ModuleLearningRate,
+    ) -> Result<StepOutcome, StepError> {
+        let start = Instant::now();
+        let worker = self.precision.shadow(&self.model);
+        let options = &self.options;
+        let mut loss_of_step = objective.loss(step);
+        collect_first(&mut loss_of_step, &worker, step, options, &self.device)?;
+        let StepGradients {
+            losses,
+            gradients,
+            without_gradient,
+        } = step_gradients(
+            &worker,
+            step,
+            options,
+            &self.device,
+            |_, log_probs, occurrences| loss_of_step.of_pack(log_probs, occurrences),
+        )?;
+        drop(worker);
+        // Everything is submitted before anything is waited for: the device computes without a
+        // break. If the numbers turn out not to be finite, the step is taken back.
+        let before = (self.model.clone(), self.optimizer.clone());
+        let norm = self.update(gradients, learning_rate);
+        let read = self.read(losses, norm);
+        let (loss, gradient_norm) = match read {
+            Ok((loss, norm)) if loss.is_finite() && norm.is_finite() => (loss, norm),
+            failed => {
+                (self.model, self.optimizer) = before;
+                return Err(match failed {
+                    Ok((loss, gradient_norm)) => StepError::NotFinite {
+                        loss,
+                        gradient_norm,
+                    },
+                    Err(error) => StepError::Device {
+                        reason: error.to_string(),
+                    },
+                });
+            }
+        };
+        Ok(StepOutcome {
+            loss,
+            metrics: loss_of_step.metrics(),
+            gradient_norm,
+            seconds: start.elapsed().as_secs_f64(),
+            without_gradient,
+        })
+    }
+
+    /// Loss and norm of a step, once everything has been computed, the new parameters too.
+    fn read(
+        &self,
+        losses: Vec<Tensor<1>>,
+        norm: Option<Tensor<1>>,
+    ) -> Result<(f64, f64), ExecutionError> {
+        check_device(&self.device)?;
+        let loss = sum_on_host(losses)?;
+        let norm = match norm {
+            Some(norm) => norm.try_into_data()?.convert::<f64>().iter::<f64>().sum(),
+            None => 0.0,
+        };
+        // One number of each: what could not be computed cannot be read.
+        let mut samples = Samples(Vec::new());
+        self.model.visit(&mut samples);
+        sum_on_host(samples.0)?;
+        Ok((loss, norm))
+    }
+
+    /// Loss of packs without gradients, in the dtypes of a step, and what the objective measures on
+    /// them.
+    ///
+    /// # Errors
+    /// As [`step_forward`].
+    pub fn evaluate(
+        &self,
+        step: &PackedStep,
+        objective: &impl Objective,
+    ) -> Result<(f64, Metrics), burn_tree_train::StepError> {
+        let worker = self.precision.shadow(&self.model);
+        let options = &self.options;
+        let mut loss = objective.loss(step);
+        collect_first(&mut loss, &worker, step, options, &self.device)?;
+        let losses = step_forward(
+            &worker,
+            step,
+            options,
+            &self.device,
+            |_, log_probs, occurrences| loss.of_pack(log_probs, occurrences),
+        )?;
+        check_device(&self.device)?;
+        Ok((sum_on_host(losses)?, loss.metrics()))
+    }
+
+    /// Clips the gradients and updates the parameters; returns the norm before clipping, `[1]`.
+    pub fn update(
+        &mut self,
+        gradients: GradientsParams,
+        learning_rate: ModuleLearningRate,
+    ) -> Option<Tensor<1>> {
+        let norm = global_norm(&self.model, &gradients);
+        let gradients = match (self.max_gradient_norm, &norm) {
+            (Some(max), Some(norm)) => clip_global_norm(&self.model, gradients, norm, max),
+            _ => gradients,
+        };
+        self.model = self
+            .optimizer
+            .step(learning_rate, self.model.clone(), gradients);
+        norm
+    }
+}
+
+/// Log-probabilities of the occurrences of every pack, without gradients.
+///
+/// # Errors
+/// As [`step_forward`].
+pub fn log_probs<M: Module + TreeModel>(
+    model: &M,
+    step: &PackedStep,
+    options: &StepOptions,
+    device: &Device,
+) -> Result<Vec<Tensor<1>>, burn_tree_train::StepError> {
+    let options = without_entropy(options);
+    step_forward(model, step, &options, device, |_, output, _| {
+        output.log_probs
+    })
+}
+
+/// A forward pass over all packs for a loss that needs one before the first pack.
+fn collect_first<M: Module + TreeModel>(
+    loss: &mut impl StepLoss,
+    model: &M,
+    step: &PackedStep,
+    options: &StepOptions,
+    device: &Device,
+) -> Result<(), burn_tree_train::StepError> {
+    if loss.needs_first_pass() {
+        let options = without_entropy(options);
+        step_forward(model, step, &options, device, |_, output, occurrences| {
+            loss.collect(&output, occurrences);
+        })?;
+    }
+    Ok(())
+}
+
+fn without_entropy(options: &StepOptions) -> StepOptions {
+    StepOptions {
+        head: LmHeadOptions {
+            entropy: EntropyOutput::None,
+            ..options.head
+        },
+        ..options.clone()
+    }
+}
+
+/// The first number of each parameter.
+struct Samples(Vec<Tensor<1>>);
+
+impl ModuleVisitor for Samples {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let numbers = param.val().inner().flatten::<1>(0, D - 1);
+        self.0
+            .push(numbers.slice_dim(0, 0..1).cast(FloatDType::F32));
+    }
+}
+
+/// The sum of tensors of one element each, read in one transfer.
+fn sum_on_host(numbers: Vec<Tensor<1>>) -> Result<f64, ExecutionError> {
+    if numbers.is_empty() {
+        return Ok(0.0);
+    }
+    let numbers = Tensor::cat(numbers, 0).try_into_data()?.convert::<f64>();
+    Ok(numbers.iter::<f64>().sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objective::Supervised;
+    use crate::optim::adamw::{AdamWOptions, adamw};
+    use burn_tree_models::qwen3::Qwen3Config;
+    use burn_tree_nn::TokenLogProbs;
+    use burn_tree_train::sft_loss;
+    use tree_pack::{OccurrenceBatch, PackOptions, Trajectory, build_forests, pack_step};
+
+    const ADAMW: AdamWOptions = AdamWOptions {
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.5,
+    };
+
+    fn config(initializer_range: f64) -> Qwen3Config {
+        Qwen3Config {
+            hidden_size: 16,
+            intermediate_size: 24,
+            num_hidden_layers: 1,
+            num_attention_heads: 2,
+            num_key_value_heads: 1,
+            head_dim: 8,
+            rotary_dim: 8,
+            initializer_range,
+            ..Qwen3Config::named("tiny", 20).unwrap()
+        }
+    }
+
+    fn packs(token_budget: usize) -> PackedStep {
+        let trajectories: Vec<_> = (0..4u32)
+            .map(|task| {
+                let tokens = (0..9).map(|index| (3 * index + 5 * task) % 20).collect();
+                Trajectory::new(format!("t{task}"), "0", tokens, vec![true; 9])
+            })
+            .collect();
+        let forests = build_forests(&trajectories).unwrap();
+        pack_step(&trajectories, &forests, &PackOptions::new(token_budget)).unwrap()
+    }
+
+    fn supervised(_: usize, log_probs: TokenLogProbs, occurrences: &OccurrenceBatch) -> Tensor<1> {
+        sft_loss(log_probs, occurrences)
+    }
+
+    #[test]
+    fn a_step_of_several_packs_is_that_of_one() {
+        let device = Device::flex().autodiff();
+        let model = Qwen3::random(&config(0.2), 1, FloatDType::F32, &device);
+        let (one, four) = (packs(64), packs(9));
+        assert_eq!((one.packs.len(), four.packs.len()), (1, 4));
+        let options = StepOptions::default();
+        let gradients = |step: &PackedStep| {
+            step_gradients(&model, step, &options, &device, supervised).unwrap()
+        };
+        let (one, of_four) = (gradients(&one), gradients(&four));
+        let [loss_of_one, loss_of_four] =
+            [one.losses, of_four.losses].map(|losses| sum_on_host(losses).unwrap());
+        // Sums in f32 in another order.
+        assert!((loss_of_one - loss_of_four).abs() < 1e-6 * loss_of_one);
+        let norms = [&one.gradients, &of_four.gradients].map(|gradients| {
+            let norm = global_norm(&model, gradients).unwrap();
+            norm.into_scalar::<f64>()
+        });
+        assert!((norms[0] - norms[1]).abs() < 1e-5 * norms[0], "{norms:?}");
+        let trainer = Trainer {
+            optimizer: adamw(&model, &ADAMW, &device),
+            model,
+            max_gradient_norm: None,
+            precision: Precision::F32,
+            options,
+            device,
+        };
+        let (loss, _) = trainer.evaluate(&four, &Supervised).unwrap();
+        assert!((loss - loss_of_four).abs() < 1e-6 * loss);
+    }
+
+    /// So that the ratio of new to old probabilities is exactly 1 before the first update.
+    #[test]
+    fn log_probs_without_gradients_are_those_of_a_step() {
+        let device = Device::flex().autodiff();
+        let model = Qwen3::random(&config(0.2), 1, FloatDType::F32, &device);
+        let step = packs(18);
+        let options = StepOptions::default();
+        let expected = log_probs(&model, &step, &options, &device).unwrap();
+        let mut trained = Vec::new();
+        let collect = |_, log_probs: TokenLogProbs, occurrences: &OccurrenceBatch| {
+            trained.push(log_probs.log_probs.clone().inner());
+            sft_loss(log_probs, occurrences)
+        };
+        step_gradients(&model, &step, &options, &device, collect).unwrap();
+        assert_eq!((trained.len(), expected.len()), (2, 2));
+        for (trained, expected) in trained.into_iter().zip(expected) {
+            assert_eq!(trained.into_data(), expected.into_data());
+        }
+    }
+
+    #[test]
+    fn a_step_that_is_not_finite_changes_nothing() {
+        let device = Device::flex().autodiff();
+        let model = Qwen3::random(&config(1e30), 1, FloatDType::F32, &device);
+        let before = model.embed_tokens.weight.val().into_data();
+        let optimizer = adamw(&model, &ADAMW, &device);
+        let mut trainer = Trainer {
+            model,
+            optimizer,
+            max_gradient_norm: Some(1.0),
+            precision: Precision::F32,
+            options: StepOptions::default(),
+            device,
+        };
+        let error = trainer
+            .step(&packs(64), &Supervised, 1e-3.into())
+            .unwrap_err();
+        assert!(error.to_string().contains("no step was made"), "{error}");
+        assert_eq!(trainer.model.embed_tokens.weight.val().into_data(), before);
+    }
+}
