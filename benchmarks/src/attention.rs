@@ -5,8 +5,8 @@ use std::sync::Arc;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use burn_tree_attn::{
-    AttentionImplementation, AttentionSettings, TreeAttentionError, TreeAttentionOps,
-    TreeAttentionOptions, TreeMask, Visibility, try_tree_attention,
+    AttentionSettings, Implementation, TreeAttentionError, TreeAttentionOps, TreeAttentionOptions,
+    TreeMask, Visibility, try_tree_attention,
 };
 
 /// Query and key/value heads, and features of one.
@@ -65,7 +65,7 @@ impl AttentionInputs {
         mask: &TreeMask,
         heads: Heads,
         dtype: DType,
-        implementation: AttentionImplementation,
+        implementation: Implementation,
     ) -> Result<Self, TreeAttentionError> {
         let device = mask.device();
         let random = |count| {

@@ -3,8 +3,7 @@
 use std::str::FromStr;
 
 use burn::tensor::DType;
-use burn_tree_attn::AttentionImplementation;
-use burn_tree_ssm::GatedDeltaRuleImplementation;
+use burn_tree_attn as operations;
 use clap::ValueEnum;
 
 /// Dtype of the inputs of an operation.
@@ -42,18 +41,7 @@ pub enum Implementation {
     Accelerated,
 }
 
-impl From<Implementation> for AttentionImplementation {
-    fn from(implementation: Implementation) -> Self {
-        match implementation {
-            Implementation::Automatic => Self::Automatic,
-            Implementation::Generic => Self::Generic,
-            Implementation::Portable => Self::Portable,
-            Implementation::Accelerated => Self::Accelerated,
-        }
-    }
-}
-
-impl From<Implementation> for GatedDeltaRuleImplementation {
+impl From<Implementation> for operations::Implementation {
     fn from(implementation: Implementation) -> Self {
         match implementation {
             Implementation::Automatic => Self::Automatic,

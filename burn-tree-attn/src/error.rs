@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 use thiserror::Error;
 
-use crate::AttentionImplementation;
+use crate::Implementation;
 
 /// A [`TreeMask`](crate::TreeMask) could not be built.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -186,7 +186,7 @@ pub enum TreeAttentionError {
     #[error("tree_attention: the {requested:?} implementation is not available: {reason}")]
     Implementation {
         /// What was asked for.
-        requested: AttentionImplementation,
+        requested: Implementation,
         /// What stands against it.
         reason: String,
     },

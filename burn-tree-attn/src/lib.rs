@@ -29,14 +29,12 @@ pub mod reference;
 mod support;
 mod visibility;
 
+pub use burn_tree_kit::implementation::Implementation;
 pub use error::{RopeError, TreeAttentionError, TreeMaskError};
 pub use functions::{
     KeyValue, PastKeyValue, RopeConfig, TreeAttentionOptions, rope, tree_attention,
     tree_attention_with_past, try_rope, try_tree_attention, try_tree_attention_with_past,
 };
 pub use mask::{KeyIntervals, PastKeys, TreeMask};
-pub use ops::{
-    AttentionImplementation, AttentionSettings, RopeDirection, RopePairing, RopeSettings,
-    TreeAttentionOps,
-};
+pub use ops::{AttentionSettings, RopeDirection, RopePairing, RopeSettings, TreeAttentionOps};
 pub use visibility::{KeySpan, Tile, TilePlan, Visibility};

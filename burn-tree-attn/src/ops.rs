@@ -4,23 +4,10 @@ use std::sync::Arc;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
+use burn_tree_kit::implementation::Implementation;
 
 use crate::generic;
 use crate::visibility::Visibility;
-
-/// Which implementation of tree attention runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum AttentionImplementation {
-    /// The fastest that the device, the dtype and the head dimensions allow.
-    #[default]
-    Automatic,
-    /// Burn's own operations, tile by tile: runs on every backend.
-    Generic,
-    /// CubeCL kernels for any of its runtimes.
-    Portable,
-    /// CubeCL kernels for devices with matrix instructions.
-    Accelerated,
-}
 
 /// Resolved options of one call of tree attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,7 +19,7 @@ pub struct AttentionSettings {
     /// A query at path position `p` sees keys at positions `> p - sliding_window`.
     pub sliding_window: Option<usize>,
     /// What is to run; checked before dispatch.
-    pub implementation: AttentionImplementation,
+    pub implementation: Implementation,
 }
 
 /// Which dimensions of a head turn together.

@@ -5,7 +5,7 @@ mod support;
 
 use burn::tensor::{DType, Tensor};
 use burn_tree_attn::{
-    AttentionImplementation, TreeAttentionError, TreeAttentionOptions, TreeMask, try_tree_attention,
+    Implementation, TreeAttentionError, TreeAttentionOptions, TreeMask, try_tree_attention,
 };
 use support::{Forest, computes_in, device, is_cubecl, random};
 use tree_training_devices::Events;
@@ -14,7 +14,7 @@ use tree_training_devices::Events;
 /// operations on another thread.
 #[test]
 fn the_requested_implementation_runs() {
-    let events = Events::of("burn_tree_attn");
+    let events = Events::of(burn_tree_kit::implementation::TARGET);
     tracing::subscriber::set_global_default(events.clone()).unwrap();
     let device = device();
     let mask = TreeMask::from_layouts(
@@ -37,17 +37,17 @@ fn the_requested_implementation_runs() {
     };
     let both = |name: &str| {
         ["forward", "backward"]
-            .map(|pass| format!("{name} {pass}"))
+            .map(|pass| format!("tree_attention {pass} {name}"))
             .to_vec()
     };
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         if !computes_in(dtype) {
             continue;
         }
-        let accelerated = run(AttentionImplementation::Accelerated, dtype);
-        let portable = run(AttentionImplementation::Portable, dtype);
-        let automatic = run(AttentionImplementation::Automatic, dtype).unwrap();
-        let generic = run(AttentionImplementation::Generic, dtype).unwrap();
+        let accelerated = run(Implementation::Accelerated, dtype);
+        let portable = run(Implementation::Portable, dtype);
+        let automatic = run(Implementation::Automatic, dtype).unwrap();
+        let generic = run(Implementation::Generic, dtype).unwrap();
         if !is_cubecl() {
             assert!(accelerated.is_err() && portable.is_err());
             continue;

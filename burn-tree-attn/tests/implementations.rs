@@ -6,7 +6,7 @@ use std::sync::RwLock;
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_tree_attn::{
-    AttentionImplementation, TreeAttentionError, TreeAttentionOptions, TreeMask, reference,
+    Implementation, TreeAttentionError, TreeAttentionOptions, TreeMask, reference,
     try_tree_attention,
 };
 use proptest::prelude::*;
@@ -15,11 +15,11 @@ use support::{
     relative_error,
 };
 
-const ALL: [AttentionImplementation; 4] = [
-    AttentionImplementation::Automatic,
-    AttentionImplementation::Generic,
-    AttentionImplementation::Portable,
-    AttentionImplementation::Accelerated,
+const ALL: [Implementation; 4] = [
+    Implementation::Automatic,
+    Implementation::Generic,
+    Implementation::Portable,
+    Implementation::Accelerated,
 ];
 
 /// Kernels are counted for the whole process: whoever counts wants to be alone.
@@ -39,11 +39,11 @@ const HEAD_DIMS: [(usize, usize); 9] = [
 ];
 
 /// Those that run these head dimensions in `dtype` on the device.
-fn available(dtype: DType, head_dim: usize, value_dim: usize) -> Vec<AttentionImplementation> {
+fn available(dtype: DType, head_dim: usize, value_dim: usize) -> Vec<Implementation> {
     let device = device();
     let mask = TreeMask::from_layouts(&[Forest(vec![(None, 1)]).layout()], 1, &device);
     let zeros = |width| Tensor::<4>::zeros([1, 1, 1, width], (&device, dtype));
-    let runs = |&implementation: &AttentionImplementation| {
+    let runs = |&implementation: &Implementation| {
         let options = TreeAttentionOptions {
             implementation,
             ..Default::default()
@@ -70,7 +70,7 @@ fn poison(shape: [usize; 4], dtype: DType, device: &Device) {
 fn run(
     case: &Case,
     scale: Option<f64>,
-    implementation: Option<AttentionImplementation>,
+    implementation: Option<Implementation>,
     input_dtype: DType,
     dtype: DType,
     device: &Device,
@@ -142,7 +142,7 @@ fn compare_scaled(case: &Case, scale: Option<f64>, dtype: DType) -> Result<(), T
     let rows: usize = case.layouts().iter().map(|layout| layout.len()).sum();
     for implementation in available(dtype, case.head_dim, case.value_dim) {
         // One operation of Burn after another: minutes on a software Vulkan.
-        if implementation == AttentionImplementation::Generic && is_cubecl() && rows > 64 {
+        if implementation == Implementation::Generic && is_cubecl() && rows > 64 {
             continue;
         }
         let ours = run(case, scale, Some(implementation), dtype, dtype, &device);
@@ -295,9 +295,9 @@ fn other_shapes_compile_no_other_kernels() {
     };
     // On compute capability 9.0, head dimension 64 has kernels of its own.
     for (implementation, dtype, dim) in [
-        (AttentionImplementation::Portable, DType::F32, 16),
-        (AttentionImplementation::Accelerated, DType::BF16, 64),
-        (AttentionImplementation::Accelerated, DType::F16, 80),
+        (Implementation::Portable, DType::F32, 16),
+        (Implementation::Accelerated, DType::BF16, 64),
+        (Implementation::Accelerated, DType::F16, 80),
     ] {
         if !computes_in(dtype) || !available(dtype, dim, dim).contains(&implementation) {
             println!("skipped: {implementation:?} kernels, {dtype:?}, {dim}: not on this device");
@@ -325,7 +325,7 @@ fn other_shapes_compile_no_other_kernels() {
                     .collect();
                 pack.padding = shape % 4;
                 pack.kv_heads = 1 + shape % 3;
-                if implementation == AttentionImplementation::Portable {
+                if implementation == Implementation::Portable {
                     pack.group = 1 + shape % 4;
                 }
                 pack
@@ -355,11 +355,11 @@ fn a_call_that_cannot_be_laid_out_is_refused() {
     let mask = TreeMask::from_layouts(&[Forest(vec![(None, 1)]).layout()], 1, &device);
     for (implementation, dtype, reason) in [
         (
-            AttentionImplementation::Portable,
+            Implementation::Portable,
             DType::F32,
             "too many for one launch",
         ),
-        (AttentionImplementation::Accelerated, DType::F16, "2^32"),
+        (Implementation::Accelerated, DType::F16, "2^32"),
     ] {
         if !computes_in(dtype) {
             continue;
@@ -423,7 +423,7 @@ fn an_implementation_that_cannot_run_is_refused() {
         };
         let result = try_tree_attention(zeros(), zeros(), zeros(), &mask, options);
         match implementation {
-            AttentionImplementation::Automatic | AttentionImplementation::Generic => {
+            Implementation::Automatic | Implementation::Generic => {
                 assert!(
                     result
                         .unwrap()
@@ -492,7 +492,7 @@ fn offsets_beyond_2_31() {
         tensor.slice([0..1, 0..heads, rows - 256..rows, 0..dim])
     }
     for implementation in available(dtype, DIM, DIM) {
-        if implementation == AttentionImplementation::Generic {
+        if implementation == Implementation::Generic {
             continue;
         }
         let whole = attend(inputs.clone(), trees, implementation);

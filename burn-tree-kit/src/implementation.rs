@@ -78,11 +78,11 @@ pub fn announce(op: &'static str, pass: &'static str, implementation: &'static s
 /// Warns subscribers, once for each operation and reason, that the generic body runs on a device that
 /// has kernels.
 pub fn announce_fallback(op: &'static str, reason: &Unavailable) {
-    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let text = format!("{op} from Burn's operations: {reason}");
+    static TOLD: Mutex<BTreeSet<(&str, String)>> = Mutex::new(BTreeSet::new());
+    let reason = format!("runs Burn's operations: {reason}");
     let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
-    if !told.contains(&text) {
-        tracing::warn!(target: TARGET, op, reason = text.as_str());
-        told.insert(text);
+    if !told.contains(&(op, reason.clone())) {
+        tracing::warn!(target: TARGET, op, reason = reason.as_str());
+        told.insert((op, reason));
     }
 }

@@ -8,9 +8,7 @@ use std::time::Instant;
 
 use burn::tensor::{DType, Device, Distribution, Tensor, activation::sigmoid};
 use burn_tree_nn::l2_norm;
-use burn_tree_ssm::{
-    GatedDeltaRuleImplementation, GatedDeltaRuleOptions, TreeRecurrence, tree_gated_delta_rule,
-};
+use burn_tree_ssm::{GatedDeltaRuleOptions, Implementation, TreeRecurrence, tree_gated_delta_rule};
 use tree_pack::{PrefixForest, Trajectory, TreeLayout};
 use tree_training_devices::device_from_environment;
 
@@ -28,10 +26,10 @@ fn main() {
     let rows = number(0, 4096);
     let sizes = [number(1, 8), number(2, 16), number(3, 128)];
     let implementation = match arguments.get(4).map_or("automatic", String::as_str) {
-        "automatic" => GatedDeltaRuleImplementation::Automatic,
-        "generic" => GatedDeltaRuleImplementation::Generic,
-        "portable" => GatedDeltaRuleImplementation::Portable,
-        "accelerated" => GatedDeltaRuleImplementation::Accelerated,
+        "automatic" => Implementation::Automatic,
+        "generic" => Implementation::Generic,
+        "portable" => Implementation::Portable,
+        "accelerated" => Implementation::Accelerated,
         other => panic!("no implementation {other}"),
     };
     let dtype = match arguments.get(5).map_or("f32", String::as_str) {
@@ -79,7 +77,7 @@ fn measure(
     name: &str,
     recurrence: &TreeRecurrence,
     [key_heads, heads, dim]: [usize; 3],
-    implementation: GatedDeltaRuleImplementation,
+    implementation: Implementation,
     dtype: DType,
     device: &Device,
 ) {

@@ -62,14 +62,15 @@ mod ops;
 mod recurrence;
 
 pub use burn_tree_kit::check::ArgumentError;
+pub use burn_tree_kit::implementation::Implementation;
 pub use causal_conv1d::{
     CausalConv1dOptions, CausalConv1dOutput, ConvolutionSettings, SplitCausalConv1dOutput,
     tree_causal_conv1d, tree_causal_conv1d_split, try_tree_causal_conv1d,
     try_tree_causal_conv1d_split,
 };
 pub use gated_delta_rule::{
-    GatedDeltaRuleError, GatedDeltaRuleImplementation, GatedDeltaRuleOptions, GatedDeltaRuleOutput,
-    GatedDeltaRuleSettings, tree_gated_delta_rule, try_tree_gated_delta_rule,
+    GatedDeltaRuleError, GatedDeltaRuleOptions, GatedDeltaRuleOutput, GatedDeltaRuleSettings,
+    tree_gated_delta_rule, try_tree_gated_delta_rule,
 };
 pub use ops::TreeSsmOps;
 pub use recurrence::{

@@ -12,9 +12,7 @@ use burn::backend::DispatchDevice;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
-use burn_tree_ssm::GatedDeltaRuleImplementation::{
-    self, Accelerated, Automatic, Generic, Portable,
-};
+use burn_tree_ssm::Implementation::{self, Accelerated, Automatic, Generic, Portable};
 use burn_tree_ssm::{
     GatedDeltaRuleError, GatedDeltaRuleOptions, GatedDeltaRuleSettings, TreeRecurrence, TreeSsmOps,
     try_tree_gated_delta_rule,
@@ -63,18 +61,17 @@ const DTYPES: [(DType, f64, f64); 3] = [
 ];
 
 /// What runs these heads in `dtype` on the device, of the kernels.
-fn available(dtype: DType, heads: Heads) -> Vec<GatedDeltaRuleImplementation> {
-    let runs =
-        |&implementation: &GatedDeltaRuleImplementation| match call(heads, dtype, implementation) {
-            Ok(()) => true,
-            Err(GatedDeltaRuleError::Implementation { .. }) => false,
-            Err(error) => panic!("{error}"),
-        };
+fn available(dtype: DType, heads: Heads) -> Vec<Implementation> {
+    let runs = |&implementation: &Implementation| match call(heads, dtype, implementation) {
+        Ok(()) => true,
+        Err(GatedDeltaRuleError::Implementation { .. }) => false,
+        Err(error) => panic!("{error}"),
+    };
     [Portable, Accelerated].into_iter().filter(runs).collect()
 }
 
 /// The kernels that the device has, each with a dtype and heads that it runs.
-fn kernels() -> Vec<(GatedDeltaRuleImplementation, DType, Heads)> {
+fn kernels() -> Vec<(Implementation, DType, Heads)> {
     let accelerated = (Accelerated, DType::F16, heads(1, 2, 64, 64));
     let mut kernels = Vec::new();
     if cube_device().is_some() {
@@ -92,7 +89,7 @@ fn kernels() -> Vec<(GatedDeltaRuleImplementation, DType, Heads)> {
 fn call(
     heads: Heads,
     dtype: DType,
-    implementation: GatedDeltaRuleImplementation,
+    implementation: Implementation,
 ) -> Result<(), GatedDeltaRuleError> {
     let (device, value_heads) = (device(), heads.key_heads * heads.group);
     let recurrence = Batch::of(Forest(vec![(None, 1)]), 64).recurrence();
@@ -157,7 +154,7 @@ fn compare_all(
     heads: Heads,
     decay: f64,
     dtype: DType,
-    implementations: &[GatedDeltaRuleImplementation],
+    implementations: &[Implementation],
 ) {
     let bounds = DTYPES.iter().find(|(of, ..)| *of == dtype);
     let &(_, forward, backward) = bounds.expect("bounds of the dtype");
@@ -439,7 +436,7 @@ fn an_implementation_that_cannot_run_is_refused() {
 fn below_fusion(
     recurrence: &TreeRecurrence,
     heads: Heads,
-    implementation: GatedDeltaRuleImplementation,
+    implementation: Implementation,
     dtype: DType,
     device: &CubeDevice,
 ) {
@@ -503,12 +500,12 @@ fn the_implementation_asked_for_runs() {
     let generic = (Generic, DType::F32, heads(1, 2, 8, 8));
     for (implementation, dtype, heads) in std::iter::once(generic).chain(kernels()) {
         let name = format!("{implementation:?}").to_lowercase();
-        let events = Events::of("burn_tree_ssm");
+        let events = Events::of(burn_tree_kit::implementation::TARGET);
         tracing::subscriber::with_default(events.clone(), || {
             below_fusion(&forked(), heads, implementation, dtype, &device);
         });
         let expected =
-            ["forward", "backward"].map(|pass| format!("gated_delta_rule {name} {pass}"));
+            ["forward", "backward"].map(|pass| format!("gated_delta_rule {pass} {name}"));
         assert_eq!(events.take(), expected);
     }
 }
@@ -518,7 +515,7 @@ fn the_implementation_asked_for_runs() {
 fn kernels_that_are_missing_are_told_once() {
     let Some(device) = cube_device() else { return };
     let _alone = alone();
-    let events = Events::of("burn_tree_ssm");
+    let events = Events::of(burn_tree_kit::implementation::TARGET);
     tracing::subscriber::with_default(events.clone(), || {
         for _ in 0..2 {
             below_fusion(
@@ -530,8 +527,8 @@ fn kernels_that_are_missing_are_told_once() {
             );
         }
     });
-    let passes = ["forward", "backward"].map(|pass| format!("gated_delta_rule generic {pass}"));
-    let reason = "gated_delta_rule from primitives: the head dimension of the key is 257, at most 256 \
+    let passes = ["forward", "backward"].map(|pass| format!("gated_delta_rule {pass} generic"));
+    let reason = "gated_delta_rule runs Burn's operations: the head dimension of the key is 257, at most 256 \
                   fit in registers";
     let mut expected = vec![reason.to_owned()];
     expected.extend(passes.iter().cycle().take(4).cloned());

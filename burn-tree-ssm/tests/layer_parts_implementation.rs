@@ -12,7 +12,7 @@ use tree_training_devices::Events;
 /// operations on another thread.
 #[test]
 fn kernels_run_on_cubecl_runtimes() {
-    let events = Events::of("burn_tree_ssm");
+    let events = Events::of(burn_tree_kit::implementation::TARGET);
     tracing::subscriber::set_global_default(events.clone()).unwrap();
     let device = device().autodiff();
     let layout = Forest(vec![(None, 9), (Some(0), 4), (Some(0), 3)]).layout();
@@ -25,15 +25,15 @@ fn kernels_run_on_cubecl_runtimes() {
     };
     type Operation<'a> = &'a dyn Fn(Tensor<3>) -> Tensor<3>;
     let operations: [(&str, &str, Operation<'_>); 6] = [
-        ("causal_conv1d", "kernel", &|x| convolve(x, 4)),
+        ("causal_conv1d", "portable", &|x| convolve(x, 4)),
         // More taps than the kernels take: told once.
-        ("causal_conv1d", "primitives", &|x| convolve(x, 9)),
-        ("causal_conv1d", "primitives", &|x| convolve(x, 9)),
-        ("decay_gate", "kernel", &|x| {
+        ("causal_conv1d", "generic", &|x| convolve(x, 9)),
+        ("causal_conv1d", "generic", &|x| convolve(x, 9)),
+        ("decay_gate", "portable", &|x| {
             decay_gate(x, vector(16), vector(16))
         }),
-        ("l2_norm", "kernel", &|x| l2_norm(x, 1e-6)),
-        ("gated_rms_norm", "kernel", &|x| {
+        ("l2_norm", "portable", &|x| l2_norm(x, 1e-6)),
+        ("gated_rms_norm", "portable", &|x| {
             gated_rms_norm(x.clone(), x, vector(16), 1e-6)
         }),
     ];
@@ -45,8 +45,8 @@ fn kernels_run_on_cubecl_runtimes() {
         output.inner().into_data();
         x.grad(&gradients).unwrap().into_data();
         let expected = match tree_training_devices::is_cubecl() {
-            true => ["", "_backward"]
-                .map(|pass| format!("{op}{pass} {implementation}"))
+            true => ["forward", "backward"]
+                .map(|pass| format!("{op} {pass} {implementation}"))
                 .to_vec(),
             false => Vec::new(),
         };
@@ -58,7 +58,7 @@ fn kernels_run_on_cubecl_runtimes() {
         reasons.extend(told);
     }
     let expected = match tree_training_devices::is_cubecl() {
-        true => vec!["causal_conv1d from primitives: 9 taps; at most 8 are unrolled"],
+        true => vec!["causal_conv1d runs Burn's operations: 9 taps; at most 8 are unrolled"],
         false => Vec::new(),
     };
     assert_eq!(reasons, expected);

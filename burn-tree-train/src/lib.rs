@@ -17,7 +17,7 @@ mod step;
 mod step_bound;
 mod step_time;
 
-pub use device_failure::check_device;
+pub use device_failure::{ParameterFailure, check_device, check_parameters};
 pub use model::{
     BlockContext, BlockError, BlockOutputs, BlockOutputsError, BlockPast, RecurrenceMismatch,
     RouterOutput, TreeModel, frozen,

@@ -7,8 +7,8 @@ use burn::backend::Dispatch;
 use burn::tensor::activation::{sigmoid, softplus};
 use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
 use burn_tree_ssm::{
-    GatedDeltaRuleError, GatedDeltaRuleImplementation, GatedDeltaRuleOptions,
-    GatedDeltaRuleSettings, TreeRecurrence, TreeSsmOps, try_tree_gated_delta_rule,
+    GatedDeltaRuleError, GatedDeltaRuleOptions, GatedDeltaRuleSettings, Implementation,
+    TreeRecurrence, TreeSsmOps, try_tree_gated_delta_rule,
 };
 
 use burn_tree_models::qwen3::LinearAttentionConfig;
@@ -119,7 +119,7 @@ impl DeltaRuleInputs {
         recurrence: &TreeRecurrence,
         heads: DeltaRuleHeads,
         dtype: DType,
-        implementation: GatedDeltaRuleImplementation,
+        implementation: Implementation,
         device: &Device,
     ) -> Result<Self, GatedDeltaRuleError> {
         let rows = recurrence.rows();
@@ -162,10 +162,7 @@ impl DeltaRuleInputs {
     }
 
     /// Checks the arguments, which the operations do not.
-    fn check(
-        &self,
-        implementation: GatedDeltaRuleImplementation,
-    ) -> Result<(), GatedDeltaRuleError> {
+    fn check(&self, implementation: Implementation) -> Result<(), GatedDeltaRuleError> {
         let batch = self.recurrence.batch_size();
         let length = self.recurrence.row_length();
         let batched = |x: &Tensor<3>| {
@@ -330,7 +327,7 @@ mod tests {
             &recurrence,
             heads,
             DType::F64,
-            GatedDeltaRuleImplementation::Automatic,
+            Implementation::Automatic,
             &Device::flex(),
         )
         .unwrap();

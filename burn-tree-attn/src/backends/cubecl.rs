@@ -10,8 +10,12 @@ use burn_tree_kit::cube::{probe, probed};
 use crate::TreeAttentionOps;
 use crate::generic;
 use crate::kernels;
-use crate::kernels::attention::{self, Dims, Implementation, Unavailable};
-use crate::ops::{AttentionImplementation, AttentionSettings, RopeSettings};
+use burn_tree_kit::implementation::{
+    Implementation, Kernels, Unavailable, announce, announce_fallback,
+};
+
+use crate::kernels::attention::{self, Dims, OP};
+use crate::ops::{AttentionSettings, RopeSettings};
 use crate::visibility::Visibility;
 
 impl TreeAttentionOps for CubeBackend {
@@ -33,7 +37,7 @@ impl TreeAttentionOps for CubeBackend {
                 Err(reason) => fall_back(reason, settings),
             }
         }
-        attention::launched("generic", "forward");
+        announce(OP, "forward", "generic");
         generic::attention_forward::<Self>(
             query,
             key,
@@ -80,7 +84,7 @@ impl TreeAttentionOps for CubeBackend {
                 Err(reason) => fall_back(reason, settings),
             }
         }
-        attention::launched("generic", "backward");
+        announce(OP, "backward", "generic");
         generic::attention_backward::<Self>(
             grad_output,
             query,
@@ -113,7 +117,7 @@ fn implementation(
     key: &FloatTensor<CubeBackend>,
     value: &FloatTensor<CubeBackend>,
     settings: AttentionSettings,
-) -> Option<Implementation> {
+) -> Option<Kernels> {
     let selected = attention::select(
         settings.implementation,
         &query.device,
@@ -134,10 +138,10 @@ fn implementation(
 fn fall_back(reason: Unavailable, settings: AttentionSettings) {
     let requested = settings.implementation;
     assert!(
-        requested == AttentionImplementation::Automatic,
+        requested == Implementation::Automatic,
         "tree_attention: the {requested:?} implementation is not available: {reason}"
     );
-    tracing::warn!(target: "burn_tree_attn", "tree attention from generic operations: {reason}");
+    announce_fallback(OP, &reason);
 }
 
 #[cfg(test)]
@@ -178,14 +182,15 @@ mod tests {
     fn direct_calls_run_the_requested_implementation() {
         let Some(device) = device() else { return };
         for (implementation, name) in [
-            (AttentionImplementation::Generic, "generic"),
-            (AttentionImplementation::Portable, "portable"),
+            (Implementation::Generic, "generic"),
+            (Implementation::Portable, "portable"),
         ] {
-            let events = Events::of("burn_tree_attn");
+            let events = Events::of(burn_tree_kit::implementation::TARGET);
             tracing::subscriber::with_default(events.clone(), || {
                 Call::new(&case(), DType::F32, implementation, &device).run();
             });
-            let expected = ["forward", "backward"].map(|pass| format!("{name} {pass}"));
+            let expected =
+                ["forward", "backward"].map(|pass| format!("tree_attention {pass} {name}"));
             assert_eq!(events.take(), expected);
         }
     }
@@ -195,7 +200,7 @@ mod tests {
     fn a_direct_call_runs_what_is_asked_for_or_nothing() {
         let Some(device) = device() else { return };
         // Matrix instructions take 16-bit numbers.
-        let accelerated = AttentionImplementation::Accelerated;
+        let accelerated = Implementation::Accelerated;
         let call = Call::new(&case(), DType::F32, accelerated, &device);
         let call = AssertUnwindSafe(|| call.run());
         let panic = catch_unwind(call).map(|_| ()).unwrap_err();

@@ -11,8 +11,9 @@ use burn_tree_kit::cpu::Storage;
 use crate::TreeAttentionOps;
 use crate::generic;
 use crate::native::{self, Problem, Shapes};
-use crate::ops::{AttentionImplementation, AttentionSettings, RopeSettings};
+use crate::ops::{AttentionSettings, RopeSettings};
 use crate::visibility::Visibility;
+use burn_tree_kit::implementation::Implementation;
 
 /// A type that a Flex tensor stores. The values computed with are stored by some tensor, too.
 trait FlexFloat: Storage<Compute: Element + bytemuck::Pod> + Element + bytemuck::Pod {}
@@ -43,7 +44,7 @@ impl TreeAttentionOps for Flex {
         visibility: Arc<Visibility>,
         settings: AttentionSettings,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        if settings.implementation == AttentionImplementation::Generic {
+        if settings.implementation == Implementation::Generic {
             return generic::attention_forward::<Self>(
                 query,
                 key,
@@ -76,7 +77,7 @@ impl TreeAttentionOps for Flex {
         visibility: Arc<Visibility>,
         settings: AttentionSettings,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        if settings.implementation == AttentionImplementation::Generic {
+        if settings.implementation == Implementation::Generic {
             return generic::attention_backward::<Self>(
                 grad_output,
                 query,
@@ -292,9 +293,9 @@ mod tests {
             [output, log_sum_exp, gradients.0, gradients.1, gradients.2]
         };
         native::calls::take();
-        let ours = run(AttentionImplementation::Automatic);
+        let ours = run(Implementation::Automatic);
         assert_eq!(native::calls::take(), ["forward", "backward"]);
-        let generic = run(AttentionImplementation::Generic);
+        let generic = run(Implementation::Generic);
         assert!(native::calls::take().is_empty());
 
         let names = ["output", "log_sum_exp", "query", "key", "value"];

@@ -8,8 +8,9 @@ use burn::tensor::Tensor;
 use super::{is_supported, same_device};
 #[cfg(feature = "cubecl-backend")]
 use crate::kernels::attention::{self, Dims};
-use crate::ops::{AttentionImplementation, AttentionSettings, TreeAttentionOps};
+use crate::ops::{AttentionSettings, TreeAttentionOps};
 use crate::{TreeAttentionError, TreeMask};
+use burn_tree_kit::implementation::Implementation;
 
 /// Options of [`tree_attention`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -21,7 +22,7 @@ pub struct TreeAttentionOptions {
     /// A query at path position `p` sees keys at positions `> p - sliding_window`.
     pub sliding_window: Option<usize>,
     /// Which implementation runs: the fastest available unless told otherwise.
-    pub implementation: AttentionImplementation,
+    pub implementation: Implementation,
 }
 
 /// Attention over a tree: each query row attends to the keys that its mask shows it.
@@ -359,7 +360,7 @@ fn check_implementation(
     mask: &TreeMask,
     settings: AttentionSettings,
 ) -> Result<(), TreeAttentionError> {
-    use AttentionImplementation::{Automatic, Generic};
+    use Implementation::{Automatic, Generic};
     let requested = settings.implementation;
     if matches!(requested, Automatic | Generic) {
         return Ok(());

@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, TensorData};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeBackend, CubeDevice};
-use burn_tree_attn::{AttentionImplementation, AttentionSettings, TreeAttentionOps, Visibility};
+use burn_tree_attn::{AttentionSettings, Implementation, TreeAttentionOps, Visibility};
 
 use super::Case;
 
@@ -55,7 +55,7 @@ impl Call {
     pub fn new(
         case: &Case,
         dtype: DType,
-        implementation: AttentionImplementation,
+        implementation: Implementation,
         device: &CubeDevice,
     ) -> Self {
         let mask = case.mask(&Device::new(device.clone()));

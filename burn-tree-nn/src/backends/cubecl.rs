@@ -5,28 +5,47 @@ use std::sync::Arc;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
 use burn_tree_kit::cube::{has_kernels, probed};
+use burn_tree_kit::implementation::{Kernels, Unavailable, announce, announce_fallback};
 
 use crate::gather_rows::{self, GatherPlan};
 use crate::lm_head::{self, EntropyOutput, HeadGradients, LmHeadPlan};
 use crate::{TreeNnOps, decay_gate, gated_rms_norm, l2_norm, rms_norm, swiglu};
 
-/// Tells who asks (target `burn_tree_nn`, level debug) which implementation of an operation
-/// runs.
-fn announce(op: &'static str, implementation: &'static str) {
-    tracing::debug!(target: "burn_tree_nn", op, implementation);
+/// Refuses tensors of other dtypes than those of the kernels.
+fn check_dtypes(tensors: &[&CubeTensor]) -> Result<(), Unavailable> {
+    match tensors.iter().find(|tensor| !has_kernels(&[tensor])) {
+        None => Ok(()),
+        Some(tensor) => Err(Unavailable(format!(
+            "{:?} tensors; f32, f16 or bf16 are needed",
+            tensor.dtype
+        ))),
+    }
 }
 
-/// Runs the kernel if there is one for these arguments, or else the body from primitives.
+/// Runs the kernel if it takes these arguments, or else the body from primitives.
 macro_rules! kernel_if {
-    ($has_kernel:expr, $op:literal, $module:ident :: $function:ident ($($kernel:expr),*), generic($($generic:expr),*)) => {
-        if $has_kernel {
-            announce($op, "kernel");
-            probed($module::kernel::$function($($kernel),*))
-        } else {
-            announce($op, "primitives");
-            $module::generic::$function::<Self>($($generic),*)
+    (
+        $check:expr, $op:literal, $pass:literal,
+        $module:ident :: $function:ident ($($kernel:expr),*), generic($($generic:expr),*)
+    ) => {
+        match $check {
+            Ok(()) => {
+                announce($op, $pass, Kernels::Portable.name());
+                probed($module::kernel::$function($($kernel),*))
+            }
+            Err(reason) => {
+                announce_fallback($op, &reason);
+                announce($op, $pass, "generic");
+                $module::generic::$function::<Self>($($generic),*)
+            }
         }
+    };
+    ($check:expr, $op:literal, $pass:literal, $module:ident :: $function:ident ($($argument:expr),*)) => {
+        kernel_if!(
+            $check, $op, $pass, $module::$function($($argument),*), generic($($argument),*)
+        )
     };
 }
 
@@ -39,8 +58,9 @@ impl TreeNnOps for CubeBackend {
         entropy: EntropyOutput,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         kernel_if!(
-            lm_head::kernel::supports(&hidden, &head_weight, &plan),
+            lm_head::kernel::check(&hidden, &head_weight, &plan),
             "lm_head_log_probs",
+            "forward",
             lm_head::forward(hidden, head_weight, targets, &plan, entropy),
             generic(hidden, head_weight, targets, &plan, entropy)
         )
@@ -58,8 +78,9 @@ impl TreeNnOps for CubeBackend {
         gradients: HeadGradients,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         kernel_if!(
-            lm_head::kernel::supports(&hidden, &head_weight, &plan),
-            "lm_head_log_probs_backward",
+            lm_head::kernel::check(&hidden, &head_weight, &plan),
+            "lm_head_log_probs",
+            "backward",
             lm_head::backward(
                 hidden,
                 head_weight,
@@ -87,8 +108,9 @@ impl TreeNnOps for CubeBackend {
 
     fn gather_rows(x: FloatTensor<Self>, plan: Arc<GatherPlan>) -> FloatTensor<Self> {
         kernel_if!(
-            has_kernels(&[&x]),
+            check_dtypes(&[&x]),
             "gather_rows",
+            "forward",
             gather_rows::forward(x, &plan),
             generic(x, &plan)
         )
@@ -97,8 +119,9 @@ impl TreeNnOps for CubeBackend {
     fn gather_rows_backward(grad: FloatTensor<Self>, plan: Arc<GatherPlan>) -> FloatTensor<Self> {
         let dtype = grad.dtype;
         kernel_if!(
-            has_kernels(&[&grad]),
-            "gather_rows_backward",
+            check_dtypes(&[&grad]),
+            "gather_rows",
+            "backward",
             gather_rows::backward(grad, &plan, dtype),
             generic(grad, &plan)
         )
@@ -111,8 +134,9 @@ impl TreeNnOps for CubeBackend {
         zero_centered: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         kernel_if!(
-            has_kernels(&[&x, &weight]) && rms_norm::kernel::fits(&x, &weight),
+            check_dtypes(&[&x, &weight]).and_then(|()| rms_norm::kernel::check(&x, &weight)),
             "rms_norm",
+            "forward",
             rms_norm::forward(x, weight, epsilon, zero_centered),
             generic(x, weight, epsilon, zero_centered)
         )
@@ -126,8 +150,9 @@ impl TreeNnOps for CubeBackend {
         zero_centered: bool,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         kernel_if!(
-            has_kernels(&[&x, &weight, &grad]) && rms_norm::kernel::fits(&x, &weight),
-            "rms_norm_backward",
+            check_dtypes(&[&x, &weight, &grad]).and_then(|()| rms_norm::kernel::check(&x, &weight)),
+            "rms_norm",
+            "backward",
             rms_norm::backward(x, weight, inverse_rms, grad, zero_centered),
             generic(x, weight, inverse_rms, grad, zero_centered)
         )
@@ -135,8 +160,9 @@ impl TreeNnOps for CubeBackend {
 
     fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
         kernel_if!(
-            has_kernels(&[&gate, &up]),
+            check_dtypes(&[&gate, &up]),
             "swiglu",
+            "forward",
             swiglu::forward(gate, up),
             generic(gate, up)
         )
@@ -148,8 +174,9 @@ impl TreeNnOps for CubeBackend {
         grad: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         kernel_if!(
-            has_kernels(&[&gate, &up, &grad]),
-            "swiglu_backward",
+            check_dtypes(&[&gate, &up, &grad]),
+            "swiglu",
+            "backward",
             swiglu::backward(gate, up, grad),
             generic(gate, up, grad)
         )
@@ -163,7 +190,7 @@ impl TreeNnOps for CubeBackend {
         kernel_if!(
             check_dtypes(&[&a, &a_log, &dt_bias]),
             "decay_gate",
-            "decay_gate",
+            "forward",
             decay_gate::forward(a, a_log, dt_bias)
         )
     }
@@ -177,7 +204,7 @@ impl TreeNnOps for CubeBackend {
         kernel_if!(
             check_dtypes(&[&a, &a_log, &dt_bias]),
             "decay_gate",
-            "decay_gate_backward",
+            "backward",
             decay_gate::backward(a, a_log, dt_bias, grad)
         )
     }
@@ -186,7 +213,7 @@ impl TreeNnOps for CubeBackend {
         kernel_if!(
             check_dtypes(&[&x]).and_then(|()| l2_norm::kernel::check(&x)),
             "l2_norm",
-            "l2_norm",
+            "forward",
             l2_norm::forward(x, epsilon)
         )
     }
@@ -199,7 +226,7 @@ impl TreeNnOps for CubeBackend {
         kernel_if!(
             check_dtypes(&[&x]).and_then(|()| l2_norm::kernel::check(&x)),
             "l2_norm",
-            "l2_norm_backward",
+            "backward",
             l2_norm::backward(x, grad, epsilon)
         )
     }
@@ -213,7 +240,7 @@ impl TreeNnOps for CubeBackend {
         kernel_if!(
             check_dtypes(&[&x, &weight]).and_then(|()| gated_rms_norm::kernel::check(&x, &weight)),
             "gated_rms_norm",
-            "gated_rms_norm",
+            "forward",
             gated_rms_norm::forward(x, gate, weight, epsilon)
         )
     }
@@ -228,7 +255,7 @@ impl TreeNnOps for CubeBackend {
         kernel_if!(
             check_dtypes(&[&x, &weight]).and_then(|()| gated_rms_norm::kernel::check(&x, &weight)),
             "gated_rms_norm",
-            "gated_rms_norm_backward",
+            "backward",
             gated_rms_norm::backward(x, gate, weight, grad, epsilon)
         )
     }

@@ -7,6 +7,7 @@ use burn_tree_kit::cube::{
     RowLayout, address_type, column_sum, contiguous, cubes, elem, empty, group_sum,
     has_approximations, load_row, row_sum, sigmoid, vector_size,
 };
+use burn_tree_kit::implementation::Unavailable;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
@@ -33,10 +34,13 @@ fn plan(x: &CubeTensor, weight: &CubeTensor) -> Option<(usize, usize, Plan)> {
 }
 
 /// Refuses rows that are too wide for the kernels.
-pub(crate) fn check(x: &CubeTensor, weight: &CubeTensor) -> Result<(), String> {
+pub(crate) fn check(x: &CubeTensor, weight: &CubeTensor) -> Result<(), Unavailable> {
     match plan(x, weight) {
         Some(_) => Ok(()),
-        None => Err(format!("rows of {} numbers are too wide", x.meta.shape[1])),
+        None => Err(Unavailable(format!(
+            "rows of {} numbers are too wide",
+            x.meta.shape[1]
+        ))),
     }
 }
 

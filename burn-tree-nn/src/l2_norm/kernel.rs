@@ -4,6 +4,7 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_tree_kit::cube::{
     RowLayout, address_type, contiguous, cubes, elem, empty, load_row, row_sum, vector_size,
 };
+use burn_tree_kit::implementation::Unavailable;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
@@ -16,10 +17,13 @@ fn layout(x: &CubeTensor) -> Option<(usize, usize, RowLayout)> {
 }
 
 /// Refuses rows that are too wide for the kernels.
-pub(crate) fn check(x: &CubeTensor) -> Result<(), String> {
+pub(crate) fn check(x: &CubeTensor) -> Result<(), Unavailable> {
     match layout(x) {
         Some(_) => Ok(()),
-        None => Err(format!("rows of {} numbers are too wide", x.meta.shape[1])),
+        None => Err(Unavailable(format!(
+            "rows of {} numbers are too wide",
+            x.meta.shape[1]
+        ))),
     }
 }
 

@@ -19,6 +19,7 @@ use burn_tree_kit::cube::{
     DeviceCache, DeviceList, RowGroups, address_type, contiguous, cubes, elem, empty, has_kernels,
     plane_width, probe, row_max, row_sum, units_per_cube, vector_size,
 };
+use burn_tree_kit::implementation::Unavailable;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
@@ -264,9 +265,19 @@ fn off_target<N: Size>(
 }
 
 /// Whether these tensors and this plan have kernels.
-pub(crate) fn supports(hidden: &CubeTensor, head_weight: &CubeTensor, plan: &LmHeadPlan) -> bool {
-    has_kernels(&[hidden, head_weight])
-        && plan.product_dtype(hidden.dtype, head_weight.dtype) != FloatDType::F64
+pub(crate) fn check(
+    hidden: &CubeTensor,
+    head_weight: &CubeTensor,
+    plan: &LmHeadPlan,
+) -> Result<(), Unavailable> {
+    let product = plan.product_dtype(hidden.dtype, head_weight.dtype);
+    match has_kernels(&[hidden, head_weight]) && product != FloatDType::F64 {
+        true => Ok(()),
+        false => Err(Unavailable(format!(
+            "{:?} states, {:?} head and products in {product:?}; f32, f16 or bf16 are needed",
+            hidden.dtype, head_weight.dtype
+        ))),
+    }
 }
 
 /// See [`crate::TreeNnOps::lm_head_log_probs`].
@@ -513,8 +524,12 @@ impl<'a> Head<'a> {
 fn product(lhs: CubeTensor, rhs: CubeTensor, dtype: DType) -> CubeTensor {
     probe(&lhs);
     probe(&rhs);
-    matmul(lhs, rhs, None, MatmulStrategy::default(), dtype)
-        .unwrap_or_else(|error| panic!("matrix product of the language-model head: {error:?}"))
+    let product = matmul(lhs, rhs, None, MatmulStrategy::default(), dtype)
+        .unwrap_or_else(|error| panic!("matrix product of the language-model head: {error:?}"));
+    // The largest tensor of a step. Chunks write parts of one result, which clears the mark of a
+    // chunk that failed.
+    probe(&product);
+    product
 }
 
 fn slice_rows(tensor: &CubeTensor, rows: std::ops::Range<usize>) -> FloatTensor<CubeBackend> {

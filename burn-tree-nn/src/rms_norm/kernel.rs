@@ -7,6 +7,7 @@ use burn_tree_kit::cube::{
     RowLayout, address_type, column_sum, contiguous, cubes, elem, empty, group_sum, load_row,
     row_sum, vector_size,
 };
+use burn_tree_kit::implementation::Unavailable;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
@@ -15,10 +16,13 @@ use cubecl::prelude::*;
 const BLOCKS: usize = 512;
 
 /// Whether rows of `width` numbers are narrow enough for these kernels.
-pub(crate) fn fits(x: &CubeTensor, weight: &CubeTensor) -> bool {
+pub(crate) fn check(x: &CubeTensor, weight: &CubeTensor) -> Result<(), Unavailable> {
     let width = x.meta.shape()[1];
     let vector = vector_size(&x.client, &[x.dtype, weight.dtype], width);
-    RowLayout::new(&x.client, width / vector, vector).is_some()
+    match RowLayout::new(&x.client, width / vector, vector) {
+        Some(_) => Ok(()),
+        None => Err(Unavailable(format!("rows of {width} numbers are too wide"))),
+    }
 }
 
 /// What a vector of normalised values is multiplied by.

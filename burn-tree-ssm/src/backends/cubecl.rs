@@ -1,8 +1,7 @@
 //! CubeCL runtimes: kernels for f32, f16 and bf16; other dtypes, and shapes too large for them, take
 //! the bodies from primitives.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
@@ -11,41 +10,25 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_tree_kit::cube::{has_kernels, probed};
 
 use crate::causal_conv1d::{self, ConvolutionSettings};
-use crate::gated_delta_rule::kernels::{self, Dims, Implementation};
+use burn_tree_kit::implementation::{Kernels, Unavailable, announce, announce_fallback};
+
+use crate::gated_delta_rule::kernels::{self, Dims};
 use crate::gated_delta_rule::{self, GatedDeltaRuleSettings, Inputs, Saved};
 use crate::{ConvolutionPlan, TreeRecurrence, TreeSsmOps};
 
-/// Tells who asks (target `burn_tree_ssm`, level debug) which implementation of an operation runs.
-fn announce(op: &'static str, implementation: &'static str) {
-    tracing::debug!(target: "burn_tree_ssm", op, implementation);
-}
-
-/// Tells who asks (level warn), once for each reason, that an operation has no kernel for its
-/// arguments and takes its body from primitives.
-fn fall_back(op: &'static str, reason: &str) {
-    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let text = format!("{op} from primitives: {reason}");
-    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
-    if !told.contains(&text) {
-        tracing::warn!(target: "burn_tree_ssm", reason = text.as_str());
-        told.insert(text);
-    }
-}
-
 /// Refuses tensors of other dtypes than those of the kernels.
-fn check_dtypes(tensors: &[&CubeTensor]) -> Result<(), String> {
+fn check_dtypes(tensors: &[&CubeTensor]) -> Result<(), Unavailable> {
     let without = tensors.iter().find(|tensor| !has_kernels(&[tensor]));
     match without {
         None => Ok(()),
-        Some(tensor) => Err(format!(
+        Some(tensor) => Err(Unavailable(format!(
             "{:?} tensors; f32, f16 or bf16 are needed",
             tensor.dtype
-        )),
+        ))),
     }
 }
 
-/// Runs the kernel if it takes these arguments, or else the body from primitives. `$pass` is what is
-/// announced.
+/// Runs the kernel if it takes these arguments, or else the body from primitives.
 macro_rules! kernel_if {
     (
         $check:expr, $op:literal, $pass:literal,
@@ -53,12 +36,12 @@ macro_rules! kernel_if {
     ) => {
         match $check {
             Ok(()) => {
-                announce($pass, "kernel");
+                announce($op, $pass, Kernels::Portable.name());
                 probed($module::kernel::$function($($argument),*))
             }
             Err(reason) => {
-                fall_back($op, &reason);
-                announce($pass, "primitives");
+                announce_fallback($op, &reason);
+                announce($op, $pass, "generic");
                 $module::generic::$function::<Self>($($argument),*)
             }
         }
@@ -90,7 +73,7 @@ impl TreeSsmOps for CubeBackend {
                 probed((it.output, it.states, it.inverse))
             }
             None => {
-                kernels::launched("generic", "forward");
+                announce(kernels::OP, "forward", "generic");
                 gated_delta_rule::generic::forward::<Self>(inputs, &recurrence, settings)
             }
         }
@@ -141,7 +124,7 @@ impl TreeSsmOps for CubeBackend {
                 probed((it.query, it.key, it.value, gates.0, gates.1, gates.2))
             }
             None => {
-                kernels::launched("generic", "backward");
+                announce(kernels::OP, "backward", "generic");
                 gated_delta_rule::generic::backward::<Self>(
                     inputs,
                     saved,
@@ -169,7 +152,7 @@ impl TreeSsmOps for CubeBackend {
         kernel_if!(
             check_dtypes(&[&x, &weight]).and_then(|()| causal_conv1d::kernel::check(&plan)),
             "causal_conv1d",
-            "causal_conv1d",
+            "forward",
             causal_conv1d::forward(x, weight, initial_tails, &plan, settings)
         )
     }
@@ -189,7 +172,7 @@ impl TreeSsmOps for CubeBackend {
         kernel_if!(
             check_dtypes(&[&x, &weight]).and_then(|()| causal_conv1d::kernel::check(&plan)),
             "causal_conv1d",
-            "causal_conv1d_backward",
+            "backward",
             causal_conv1d::backward(x, weight, initial_tails, grads, grad_tails, &plan, settings)
         )
     }
@@ -201,7 +184,7 @@ fn implementation(
     inputs: &Inputs<FloatTensor<CubeBackend>>,
     recurrence: &TreeRecurrence,
     settings: GatedDeltaRuleSettings,
-) -> Option<Implementation> {
+) -> Option<Kernels> {
     let value = &inputs.value;
     let dims = Dims::new(&inputs.query, value);
     kernels::select(
@@ -212,7 +195,7 @@ fn implementation(
         recurrence.window_rows(),
     )
     .unwrap_or_else(|reason| {
-        fall_back("gated_delta_rule", &reason.to_string());
+        announce_fallback(kernels::OP, &reason);
         None
     })
 }

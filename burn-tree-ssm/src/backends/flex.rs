@@ -7,11 +7,10 @@ use burn_flex::{FlexTensor, Layout};
 use burn_tree_kit::cpu::Storage;
 
 use crate::gated_delta_rule::native::{self, Problem, Results, Shapes};
-use crate::gated_delta_rule::{
-    self, GatedDeltaRuleImplementation, GatedDeltaRuleSettings, Inputs, Saved, lowest_log_decay,
-};
+use crate::gated_delta_rule::{self, GatedDeltaRuleSettings, Inputs, Saved, lowest_log_decay};
 use crate::{TreeRecurrence, TreeSsmOps};
 use burn_tree_kit::dtype::at_least_f32;
+use burn_tree_kit::implementation::Implementation;
 
 /// A type that a Flex tensor stores. The values computed with are stored by some tensor, too.
 trait FlexFloat: Storage<Compute: Element + bytemuck::Pod> + Element + bytemuck::Pod {}
@@ -58,7 +57,7 @@ impl TreeSsmOps for Flex {
             beta,
             initial_states,
         };
-        if settings.implementation == GatedDeltaRuleImplementation::Generic {
+        if settings.implementation == Implementation::Generic {
             return gated_delta_rule::generic::forward::<Self>(inputs, &recurrence, settings);
         }
         let dtype = inputs.value.dtype();
@@ -88,7 +87,7 @@ impl TreeSsmOps for Flex {
             initial_states,
         };
         let saved = Saved { states, inverse };
-        if settings.implementation == GatedDeltaRuleImplementation::Generic {
+        if settings.implementation == Implementation::Generic {
             return gated_delta_rule::generic::backward::<Self>(
                 inputs,
                 saved,
@@ -228,11 +227,8 @@ mod tests {
         let recurrence = TreeRecurrence::from_layouts(&[layout], 2);
         let device = Device::flex().autodiff();
         for (implementation, expected) in [
-            (
-                GatedDeltaRuleImplementation::Automatic,
-                vec!["forward", "backward"],
-            ),
-            (GatedDeltaRuleImplementation::Generic, vec![]),
+            (Implementation::Automatic, vec!["forward", "backward"]),
+            (Implementation::Generic, vec![]),
         ] {
             let x = Tensor::<4>::ones([1, 2, 1, 3], &device).require_grad();
             let gate = || Tensor::<3>::zeros([1, 2, 1], &device);

@@ -2,12 +2,10 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
-use super::{
-    GatedDeltaRuleError, GatedDeltaRuleImplementation, GatedDeltaRuleOptions,
-    GatedDeltaRuleSettings,
-};
+use super::{GatedDeltaRuleError, GatedDeltaRuleOptions, GatedDeltaRuleSettings};
 use crate::TreeRecurrence;
 use burn_tree_kit::dtype::at_least_f32;
+use burn_tree_kit::implementation::Implementation;
 
 /// The tensors of a call.
 pub(super) struct Arguments<'a> {
@@ -229,11 +227,11 @@ fn resolve(
 /// Refuses a requested implementation that the device does not run.
 #[allow(unused_variables, reason = "there may be no kernels")]
 fn check_implementation(
-    requested: GatedDeltaRuleImplementation,
+    requested: Implementation,
     arguments: &Arguments<'_>,
     recurrence: &TreeRecurrence,
 ) -> Result<(), GatedDeltaRuleError> {
-    use GatedDeltaRuleImplementation::{Automatic, Generic};
+    use Implementation::{Automatic, Generic};
     if matches!(requested, Automatic | Generic) {
         return Ok(());
     }

@@ -3,7 +3,7 @@
 use burn::tensor::DType;
 use thiserror::Error;
 
-use super::GatedDeltaRuleImplementation;
+use burn_tree_kit::implementation::Implementation;
 
 /// [`try_tree_gated_delta_rule`](crate::try_tree_gated_delta_rule) refused its arguments.
 #[derive(Clone, Debug, Error, PartialEq)]
@@ -105,7 +105,7 @@ pub enum GatedDeltaRuleError {
     #[error("tree_gated_delta_rule: implementation {requested:?} cannot run: {reason}")]
     Implementation {
         /// The implementation.
-        requested: GatedDeltaRuleImplementation,
+        requested: Implementation,
         /// Why not.
         reason: String,
     },

@@ -15,6 +15,7 @@ pub mod reference;
 
 use burn::backend::Dispatch;
 use burn::tensor::{DType, FloatDType, Tensor};
+use burn_tree_kit::implementation::Implementation;
 
 use crate::{TreeRecurrence, TreeSsmOps};
 use burn_tree_kit::dtype::at_least_f32;
@@ -22,29 +23,13 @@ use burn_tree_kit::dtype::at_least_f32;
 pub(crate) use autodiff::forward as autodiff_forward;
 pub use error::GatedDeltaRuleError;
 
-/// Which implementation of the gated delta rule runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum GatedDeltaRuleImplementation {
-    /// The fastest that the device, the dtype and the head dimensions allow: on CubeCL runtimes
-    /// accelerated kernels, else portable ones, else Burn's operations with a warning; Flex's own on
-    /// Flex; Burn's operations elsewhere.
-    #[default]
-    Automatic,
-    /// Burn's own operations, all windows of a kind at a time: runs on every backend.
-    Generic,
-    /// CubeCL kernels for any of its runtimes.
-    Portable,
-    /// CubeCL kernels for devices with matrix instructions.
-    Accelerated,
-}
-
 /// Options of [`tree_gated_delta_rule`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GatedDeltaRuleOptions {
     /// Factor of the query, in the range of f32 (f64 if the value is); `DK^-1/2` if `None`.
     pub scale: Option<f64>,
     /// Which implementation runs: the fastest available unless told otherwise.
-    pub implementation: GatedDeltaRuleImplementation,
+    pub implementation: Implementation,
 }
 
 /// Resolved options of one call.
@@ -53,7 +38,7 @@ pub struct GatedDeltaRuleSettings {
     /// Factor of the query.
     pub scale: f64,
     /// What is to run; checked before dispatch.
-    pub implementation: GatedDeltaRuleImplementation,
+    pub implementation: Implementation,
 }
 
 /// What [`tree_gated_delta_rule`] returns.

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Tensor, activation::sigmoid};
 use burn_tree_ssm::gated_delta_rule::reference;
 use burn_tree_ssm::{
-    GatedDeltaRuleImplementation, GatedDeltaRuleOptions, GatedDeltaRuleOutput, TreeRecurrence,
+    GatedDeltaRuleOptions, GatedDeltaRuleOutput, Implementation, TreeRecurrence,
     tree_gated_delta_rule,
 };
 
@@ -114,12 +114,7 @@ impl Inputs {
     }
 
     /// Outputs and gradients of an implementation.
-    pub fn found(
-        &self,
-        device: &Device,
-        dtype: DType,
-        implementation: GatedDeltaRuleImplementation,
-    ) -> Results {
+    pub fn found(&self, device: &Device, dtype: DType, implementation: Implementation) -> Results {
         self.results(
             device,
             dtype,

@@ -5,7 +5,7 @@ use burn_tree_attn::TreeMaskError;
 use thiserror::Error;
 use tree_pack::{BatchError, PacksError, VocabularyError};
 
-use crate::BlockError;
+use crate::{BlockError, ParameterFailure};
 use burn_tree_nn::LmHeadError;
 
 /// A step that cannot be computed.
@@ -78,6 +78,9 @@ pub enum StepError {
         /// What is wrong.
         source: LmHeadError,
     },
+    /// The device could not compute a parameter before the step.
+    #[error(transparent)]
+    Parameter(#[from] ParameterFailure),
     /// The device failed while tensors were copied to the host.
     #[error("the device failed: {0}")]
     Device(#[from] ExecutionError),

@@ -32,7 +32,8 @@ use self::plan::{StepPlan, Visit};
 use self::recompute::Checkpoint;
 use crate::model::{Trainable, trainable_without_gradient, what_is_trainable};
 use crate::{
-    BlockOutputs, RouterLoad, RouterOutput, TreeModel, frozen, load_balancing_loss, widen_gradients,
+    BlockOutputs, RouterLoad, RouterOutput, TreeModel, check_parameters, frozen,
+    load_balancing_loss, widen_gradients,
 };
 use burn_tree_nn::{LmHeadOptions, TokenLogProbs};
 
@@ -181,6 +182,7 @@ pub fn step_gradients<M: Module + TreeModel>(
     }
     packed.check_vocabulary(model.vocabulary_size())?;
     check_trainable(model, packed)?;
+    check_parameters(model)?;
     let mut step = Step {
         model,
         frozen: frozen(model),
@@ -285,6 +287,7 @@ fn forward_blocks<M: Module + TreeModel, T>(
     let packs = packed.packs.as_slice();
     let plan = StepPlan::new(packs)?;
     packed.check_vocabulary(model.vocabulary_size())?;
+    check_parameters(model)?;
     // Not `valid`: with autodiff the operations are those of a step, and so are the numbers.
     let model = frozen(model);
     let mut shelf = Shelf::new(packs.len(), Place::Device, device);

@@ -1,22 +1,47 @@
 //! Clipping by the norm of all gradients together. (Burn's own clipping works on each parameter
 //! by itself, which changes the direction of the step.)
 
+use burn::backend::ExecutionError;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
-/// L2 norm `[1]` of the gradients of `module`, taken over all of them as one vector; `None` if there
-/// are none.
-///
-/// Squares are summed in f32. The norm stays on the device, so that nothing waits for it.
-pub fn global_norm<M: Module>(module: &M, gradients: &GradientsParams) -> Option<Tensor<1>> {
+/// L2 norm of all gradients as one vector, on the device, so that nothing waits for it.
+#[derive(Clone, Debug)]
+pub struct GlobalNorm {
+    /// `[1]`, in f32.
+    pub norm: Tensor<1>,
+    /// `[1]` each: sum of the squares of each gradient.
+    squares: Vec<Tensor<1>>,
+}
+
+impl GlobalNorm {
+    /// Waits for the norm.
+    ///
+    /// # Errors
+    /// If the device could not compute it, or what it is made of.
+    pub fn read(self) -> Result<f64, ExecutionError> {
+        // The norm is one buffer with a part of each: see `burn_tree_train::check_device`.
+        for square in self.squares {
+            square.try_into_data()?;
+        }
+        let norm = self.norm.try_into_data()?.convert::<f64>();
+        Ok(norm.iter::<f64>().sum())
+    }
+}
+
+/// L2 norm of the gradients of `module`; `None` if there are none. Squares are summed in f32.
+pub fn global_norm<M: Module>(module: &M, gradients: &GradientsParams) -> Option<GlobalNorm> {
     let mut visitor = SquareSums {
         gradients,
         sums: Vec::new(),
     };
     module.visit(&mut visitor);
-    let sums = visitor.sums;
-    (!sums.is_empty()).then(|| Tensor::cat(sums, 0).sum().sqrt())
+    let squares = visitor.sums;
+    (!squares.is_empty()).then(|| GlobalNorm {
+        norm: Tensor::cat(squares.clone(), 0).sum().sqrt(),
+        squares,
+    })
 }
 
 /// Scales all gradients by `max_norm / norm` if their global `norm` `[1]` is larger than `max_norm`.
@@ -82,7 +107,7 @@ mod tests {
     }
 
     fn norm<M: Module>(module: &M, gradients: &GradientsParams) -> Option<f64> {
-        global_norm(module, gradients).map(|norm| norm.into_scalar::<f64>())
+        global_norm(module, gradients).map(|norm| norm.read().unwrap())
     }
 
     fn values<M: Module>(module: &M, gradients: &GradientsParams) -> Vec<f32> {
@@ -108,7 +133,7 @@ mod tests {
     fn clipping_keeps_the_direction() {
         let (layer, gradients) = layer_with_gradients();
         let norm = global_norm(&layer, &gradients).unwrap();
-        let clipped = clip_global_norm(&layer, gradients, &norm, 2.5);
+        let clipped = clip_global_norm(&layer, gradients, &norm.norm, 2.5);
         assert_eq!(values(&layer, &clipped), [1.5, 0.0, 0.0, 0.0, 0.0, 2.0]);
     }
 
@@ -116,7 +141,7 @@ mod tests {
     fn smaller_gradients_are_untouched() {
         let (layer, gradients) = layer_with_gradients();
         let norm = global_norm(&layer, &gradients).unwrap();
-        let clipped = clip_global_norm(&layer, gradients, &norm, 5.0);
+        let clipped = clip_global_norm(&layer, gradients, &norm.norm, 5.0);
         assert_eq!(values(&layer, &clipped), [3.0, 0.0, 0.0, 0.0, 0.0, 4.0]);
     }
 

@@ -3,19 +3,20 @@
 use std::time::Instant;
 
 use burn::backend::ExecutionError;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_tree_nn::{EntropyOutput, LmHeadOptions};
 use burn_tree_train::{
-    StepGradients, StepOptions, TreeModel, check_device, shadow, step_forward, step_gradients,
+    StepGradients, StepOptions, TreeModel, check_device, check_parameters, shadow, step_forward,
+    step_gradients,
 };
 use thiserror::Error;
 use tree_pack::PackedStep;
 
 use crate::objective::{Metrics, Objective, StepLoss};
-use crate::optim::clip::{clip_global_norm, global_norm};
+use crate::optim::clip::{GlobalNorm, clip_global_norm, global_norm};
 use burn_tree_models::qwen3::Qwen3;
 
 /// What an optimizer step reports.
@@ -161,18 +162,12 @@ impl<M: Module + TreeModel> Trainer<M> {
     fn read(
         &self,
         losses: Vec<Tensor<1>>,
-        norm: Option<Tensor<1>>,
-    ) -> Result<(f64, f64), ExecutionError> {
+        norm: Option<GlobalNorm>,
+    ) -> Result<(f64, f64), burn_tree_train::StepError> {
         check_device(&self.device)?;
         let loss = sum_on_host(losses)?;
-        let norm = match norm {
-            Some(norm) => norm.try_into_data()?.convert::<f64>().iter::<f64>().sum(),
-            None => 0.0,
-        };
-        // One number of each: what could not be computed cannot be read.
-        let mut samples = Samples(Vec::new());
-        self.model.visit(&mut samples);
-        sum_on_host(samples.0)?;
+        let norm = norm.map_or(Ok(0.0), GlobalNorm::read)?;
+        check_parameters(&self.model)?;
         Ok((loss, norm))
     }
 
@@ -201,15 +196,15 @@ impl<M: Module + TreeModel> Trainer<M> {
         Ok((sum_on_host(losses)?, loss.metrics()))
     }
 
-    /// Clips the gradients and updates the parameters; returns the norm before clipping, `[1]`.
+    /// Clips the gradients and updates the parameters; returns the norm before clipping.
     pub fn update(
         &mut self,
         gradients: GradientsParams,
         learning_rate: ModuleLearningRate,
-    ) -> Option<Tensor<1>> {
+    ) -> Option<GlobalNorm> {
         let norm = global_norm(&self.model, &gradients);
         let gradients = match (self.max_gradient_norm, &norm) {
-            (Some(max), Some(norm)) => clip_global_norm(&self.model, gradients, norm, max),
+            (Some(max), Some(norm)) => clip_global_norm(&self.model, gradients, &norm.norm, max),
             _ => gradients,
         };
         self.model = self
@@ -262,24 +257,14 @@ fn without_entropy(options: &StepOptions) -> StepOptions {
     }
 }
 
-/// The first number of each parameter.
-struct Samples(Vec<Tensor<1>>);
-
-impl ModuleVisitor for Samples {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let numbers = param.val().inner().flatten::<1>(0, D - 1);
-        self.0
-            .push(numbers.slice_dim(0, 0..1).cast(FloatDType::F32));
-    }
-}
-
-/// The sum of tensors of one element each, read in one transfer.
+/// The sum of tensors of one element each. They are read one by one: joined, one that the device
+/// could not compute would go unnoticed.
 fn sum_on_host(numbers: Vec<Tensor<1>>) -> Result<f64, ExecutionError> {
-    if numbers.is_empty() {
-        return Ok(0.0);
-    }
-    let numbers = Tensor::cat(numbers, 0).try_into_data()?.convert::<f64>();
-    Ok(numbers.iter::<f64>().sum())
+    let read = |number: Tensor<1>| {
+        let data = number.try_into_data()?.convert::<f64>();
+        Ok(data.iter::<f64>().sum::<f64>())
+    };
+    numbers.into_iter().map(read).sum()
 }
 
 #[cfg(test)]
@@ -345,7 +330,7 @@ mod tests {
         assert!((loss_of_one - loss_of_four).abs() < 1e-6 * loss_of_one);
         let norms = [&one.gradients, &of_four.gradients].map(|gradients| {
             let norm = global_norm(&model, gradients).unwrap();
-            norm.into_scalar::<f64>()
+            norm.read().unwrap()
         });
         assert!((norms[0] - norms[1]).abs() < 1e-5 * norms[0], "{norms:?}");
         let trainer = Trainer {

@@ -22,7 +22,8 @@ const ADAMW: AdamWOptions = AdamWOptions {
     weight_decay: 0.1,
 };
 
-/// Makes one parameter a tensor that its device could not compute: a slice of 4 TiB.
+/// Makes one parameter a tensor that its device could not compute: a slice of 16 TiB, whatever its
+/// own size.
 struct Fail {
     /// The number of the parameter.
     index: usize,
@@ -40,8 +41,12 @@ impl ModuleMapper for Fail {
         let (id, tensor, mapper) = param.consume();
         self.failed = Some(tensor.dims().to_vec());
         let (device, dtype) = (tensor.device().inner(), tensor.dtype());
-        let whole = Tensor::<2>::empty([tensor.shape().num_elements(), 1 << 30], (&device, dtype));
-        let failed = whole.slice_dim(1, 7..8).reshape(tensor.dims());
+        let elements = tensor.shape().num_elements();
+        let whole = Tensor::<1>::empty([(1 << 44) / dtype.size()], (&device, dtype));
+        // Not aligned: a kernel copies it.
+        let failed = whole.slice_dim(0, 7..7 + elements).reshape(tensor.dims());
+        let read = failed.clone().try_into_data();
+        assert!(read.is_err(), "the device has more than 16 TiB");
         let tensor = Tensor::from_inner(failed).require_grad();
         Param::from_mapped_value(id, tensor, mapper)
     }

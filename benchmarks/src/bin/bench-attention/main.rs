@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use burn::tensor::{Device, Tensor};
-use burn_tree_attn::{AttentionImplementation, TreeMask};
+use burn_tree_attn::{Implementation, TreeMask};
 use burn_tree_trainer::device::device_by_name;
 use burn_tree_trainer::memory::format_bytes;
 use burn_tree_trainer::report::timing::{Repetitions, seconds_with_results};
@@ -125,7 +125,7 @@ fn measure(
     pack: &NamedPack,
     heads: Heads,
     dtype: Dtype,
-    implementation: AttentionImplementation,
+    implementation: Implementation,
     device: &Device,
     args: &Args,
 ) -> Result<Measured> {

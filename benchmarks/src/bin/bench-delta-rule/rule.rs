@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use burn::tensor::{DType, Device, Tensor};
-use burn_tree_ssm::GatedDeltaRuleImplementation;
+use burn_tree_ssm::Implementation;
 use burn_tree_trainer::report::timing::{Repetitions, seconds_with_results, wait};
 use serde::Serialize;
 use tree_training_benchmarks::delta_rule::errors::Errors;
@@ -59,7 +59,7 @@ pub struct Setting<'a> {
     /// Dtype of the inputs.
     pub dtype: DType,
     /// What is to run.
-    pub implementation: GatedDeltaRuleImplementation,
+    pub implementation: Implementation,
     /// Where to compute.
     pub device: &'a Device,
     /// How often.

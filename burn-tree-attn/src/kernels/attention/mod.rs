@@ -10,10 +10,15 @@ use burn::tensor::DType;
 use burn_cubecl::CubeDevice;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use thiserror::Error;
+use burn_tree_kit::implementation::{Implementation, Kernels, announce};
 
-use crate::ops::{AttentionImplementation, AttentionSettings};
+use crate::ops::AttentionSettings;
 use crate::visibility::Visibility;
+
+pub(crate) use burn_tree_kit::implementation::Unavailable;
+
+/// The operation, as events name it.
+pub(crate) const OP: &str = "tree_attention";
 
 /// Sizes of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,62 +59,39 @@ impl Dims {
     }
 }
 
-/// Why an implementation cannot run.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("{0}")]
-pub(crate) struct Unavailable(pub String);
-
-/// What is written in CubeCL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Implementation {
-    Portable,
-    Accelerated,
-}
-
-impl Implementation {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Portable => "portable",
-            Self::Accelerated => "accelerated",
-        }
-    }
-
-    fn check(self, device: &CubeDevice, dtype: DType, dims: &Dims) -> Result<(), Unavailable> {
-        let (head_dim, value_dim) = (dims.head_dim, dims.value_dim);
-        let client = device.client();
-        let properties = client.properties();
-        match self {
-            Self::Portable if dtype == DType::F64 && matches!(device, CubeDevice::Wgpu(_)) => Err(
-                Unavailable("WGSL and SPIR-V have no exponential function for f64".into()),
-            ),
-            Self::Portable => portable::check_available(properties, dtype, head_dim, value_dim),
-            Self::Accelerated => {
-                accelerated::check_sizes(properties, dims)?;
-                accelerated::check_available(properties, dtype, head_dim, value_dim)
-            }
+/// Whether kernels run a call on a device.
+fn check_kernels(
+    kernels: Kernels,
+    device: &CubeDevice,
+    dtype: DType,
+    dims: &Dims,
+) -> Result<(), Unavailable> {
+    let (head_dim, value_dim) = (dims.head_dim, dims.value_dim);
+    let client = device.client();
+    let properties = client.properties();
+    match kernels {
+        Kernels::Portable if dtype == DType::F64 && matches!(device, CubeDevice::Wgpu(_)) => Err(
+            Unavailable("WGSL and SPIR-V have no exponential function for f64".into()),
+        ),
+        Kernels::Portable => portable::check_available(properties, dtype, head_dim, value_dim),
+        Kernels::Accelerated => {
+            accelerated::check_sizes(properties, dims)?;
+            accelerated::check_available(properties, dtype, head_dim, value_dim)
         }
     }
 }
 
-/// The implementation that runs a call on a device; `None` for the generic bodies, if they are asked for.
-/// Automatic choice takes the accelerated one before the portable one.
+/// The kernels that run a call on a device; `None` for the generic bodies, if they are asked for.
 ///
 /// # Errors
 /// If what is asked for cannot run.
 pub(crate) fn select(
-    requested: AttentionImplementation,
+    requested: Implementation,
     device: &CubeDevice,
     dtype: DType,
     dims: &Dims,
-) -> Result<Option<Implementation>, Unavailable> {
-    use Implementation::{Accelerated, Portable};
-    let check = |it: Implementation| it.check(device, dtype, dims).map(|()| Some(it));
-    match requested {
-        AttentionImplementation::Generic => Ok(None),
-        AttentionImplementation::Portable => check(Portable),
-        AttentionImplementation::Accelerated => check(Accelerated),
-        AttentionImplementation::Automatic => check(Accelerated).or_else(|_| check(Portable)),
-    }
+) -> Result<Option<Kernels>, Unavailable> {
+    requested.select(|kernels| check_kernels(kernels, device, dtype, dims))
 }
 
 /// Refuses a call of a requested implementation that cannot run: for want of something on the device,
@@ -124,10 +106,10 @@ pub(crate) fn check(
 ) -> Result<(), Unavailable> {
     match select(settings.implementation, device, dtype, &dims)? {
         None => Ok(()),
-        Some(Implementation::Portable) => {
+        Some(Kernels::Portable) => {
             portable::check_launches(device, dtype, dims, visibility, settings)
         }
-        Some(Implementation::Accelerated) => {
+        Some(Kernels::Accelerated) => {
             accelerated::check_plans(device, dims, visibility, settings, with_backward)
         }
     }
@@ -135,23 +117,23 @@ pub(crate) fn check(
 
 /// Output and log-sum-exp, as [`TreeAttentionOps::tree_attention`](crate::TreeAttentionOps).
 pub(crate) fn forward(
-    implementation: Implementation,
+    kernels: Kernels,
     [query, key, value]: [CubeTensor; 3],
     visibility: &Visibility,
     settings: AttentionSettings,
 ) -> Result<(CubeTensor, CubeTensor), Unavailable> {
     let [query, key, value] = [query, key, value].map(into_contiguous);
-    let run = match implementation {
-        Implementation::Portable => portable::forward,
-        Implementation::Accelerated => accelerated::forward,
+    let run = match kernels {
+        Kernels::Portable => portable::forward,
+        Kernels::Accelerated => accelerated::forward,
     };
     run(query, key, value, visibility, settings)
-        .inspect(|_| launched(implementation.name(), "forward"))
+        .inspect(|_| announce(OP, "forward", kernels.name()))
 }
 
 /// Gradients of query, key and value.
 pub(crate) fn backward(
-    implementation: Implementation,
+    kernels: Kernels,
     grad_output: CubeTensor,
     inputs: [CubeTensor; 3],
     output: CubeTensor,
@@ -162,9 +144,9 @@ pub(crate) fn backward(
     let [query, key, value] = inputs.map(into_contiguous);
     let [grad_output, output, log_sum_exp] =
         [grad_output, output, log_sum_exp].map(into_contiguous);
-    let run = match implementation {
-        Implementation::Portable => portable::backward,
-        Implementation::Accelerated => accelerated::backward,
+    let run = match kernels {
+        Kernels::Portable => portable::backward,
+        Kernels::Accelerated => accelerated::backward,
     };
     run(
         grad_output,
@@ -176,10 +158,5 @@ pub(crate) fn backward(
         visibility,
         settings,
     )
-    .inspect(|_| launched(implementation.name(), "backward"))
-}
-
-/// Tells subscribers which implementation runs.
-pub(crate) fn launched(implementation: &'static str, pass: &'static str) {
-    tracing::debug!(target: "burn_tree_attn", implementation, pass, "tree attention");
+    .inspect(|_| announce(OP, "backward", kernels.name()))
 }

@@ -17,6 +17,7 @@ use burn_tree_kit::cube::{
     RowGroups, address_type, column_sum, contiguous, cubes, elem, empty, has_approximations, units,
     units_per_cube, vector_size,
 };
+use burn_tree_kit::implementation::Unavailable;
 use cubecl::client::Client;
 use cubecl::ir::{AddressType, ElemType};
 
@@ -39,10 +40,12 @@ const UNITS: u32 = 128;
 const MAX_TAPS: usize = 8;
 
 /// Refuses what the kernels do not compute.
-pub(crate) fn check(plan: &ConvolutionPlan) -> Result<(), String> {
+pub(crate) fn check(plan: &ConvolutionPlan) -> Result<(), Unavailable> {
     match plan.kernel_size() {
         ..=MAX_TAPS => Ok(()),
-        taps => Err(format!("{taps} taps; at most {MAX_TAPS} are unrolled")),
+        taps => Err(Unavailable(format!(
+            "{taps} taps; at most {MAX_TAPS} are unrolled"
+        ))),
     }
 }
 

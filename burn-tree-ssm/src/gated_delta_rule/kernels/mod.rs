@@ -19,10 +19,15 @@ use burn::tensor::DType;
 use burn_cubecl::CubeDevice;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use thiserror::Error;
+use burn_tree_kit::implementation::{Implementation, Kernels, announce};
 
-use super::{GatedDeltaRuleImplementation, Inputs, Saved};
+use super::{Inputs, Saved};
 use crate::TreeRecurrence;
+
+pub(crate) use burn_tree_kit::implementation::Unavailable;
+
+/// The operation, as events name it.
+pub(crate) const OP: &str = "gated_delta_rule";
 
 /// Sizes of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,86 +81,44 @@ pub(crate) struct Gradients {
     pub initial_states: CubeTensor,
 }
 
-/// Why an implementation cannot run.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("{0}")]
-pub(crate) struct Unavailable(pub String);
-
-/// What is written in CubeCL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Implementation {
-    Portable,
-    Accelerated,
-}
-
-impl Implementation {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Portable => "portable",
-            Self::Accelerated => "accelerated",
-        }
-    }
-
-    fn check(
-        self,
-        device: &CubeDevice,
-        dtype: DType,
-        dims: &Dims,
-        window_rows: usize,
-    ) -> Result<(), Unavailable> {
-        let client = device.client();
-        let properties = client.properties();
-        match self {
-            Self::Portable => portable::check_available(properties, dtype, dims),
-            Self::Accelerated => accelerated::check_available(properties, dtype, dims, window_rows),
-        }
-    }
-}
-
-/// The implementation that runs a call with windows of `window_rows` rows on a device; `None` for the
-/// generic bodies, if they are asked for. Automatic choice takes the accelerated one before the
-/// portable one.
+/// The kernels that run a call with windows of `window_rows` rows on a device; `None` for the generic
+/// bodies, if they are asked for.
 ///
 /// # Errors
-/// If what is asked for cannot run; if nothing is asked for, no implementation can.
+/// If what is asked for cannot run; if nothing is asked for, no kernels can.
 pub(crate) fn select(
-    requested: GatedDeltaRuleImplementation,
+    requested: Implementation,
     device: &CubeDevice,
     dtype: DType,
     dims: &Dims,
     window_rows: usize,
-) -> Result<Option<Implementation>, Unavailable> {
-    use Implementation::{Accelerated, Portable};
-    let check = |it: Implementation| {
-        it.check(device, dtype, dims, window_rows)
-            .map(|()| Some(it))
-    };
-    match requested {
-        GatedDeltaRuleImplementation::Generic => Ok(None),
-        GatedDeltaRuleImplementation::Portable => check(Portable),
-        GatedDeltaRuleImplementation::Accelerated => check(Accelerated),
-        GatedDeltaRuleImplementation::Automatic => check(Accelerated).or_else(|_| check(Portable)),
-    }
+) -> Result<Option<Kernels>, Unavailable> {
+    let client = device.client();
+    let properties = client.properties();
+    requested.select(|kernels| match kernels {
+        Kernels::Portable => portable::check_available(properties, dtype, dims),
+        Kernels::Accelerated => accelerated::check_available(properties, dtype, dims, window_rows),
+    })
 }
 
 /// The forward pass.
 pub(crate) fn forward(
-    implementation: Implementation,
+    kernels: Kernels,
     inputs: Inputs<CubeTensor>,
     recurrence: &TreeRecurrence,
     scale: f64,
 ) -> Outputs {
     let inputs = inputs.map(into_contiguous);
-    launched(implementation.name(), "forward");
-    match implementation {
-        Implementation::Portable => portable::forward(inputs, recurrence, scale),
-        Implementation::Accelerated => accelerated::forward(inputs, recurrence, scale),
+    announce(OP, "forward", kernels.name());
+    match kernels {
+        Kernels::Portable => portable::forward(inputs, recurrence, scale),
+        Kernels::Accelerated => accelerated::forward(inputs, recurrence, scale),
     }
 }
 
 /// The backward pass.
 pub(crate) fn backward(
-    implementation: Implementation,
+    kernels: Kernels,
     inputs: Inputs<CubeTensor>,
     saved: Saved<CubeTensor>,
     grad_output: CubeTensor,
@@ -169,18 +132,13 @@ pub(crate) fn backward(
         inverse: into_contiguous(saved.inverse),
     };
     let [grad_output, grad_states] = [grad_output, grad_states].map(into_contiguous);
-    launched(implementation.name(), "backward");
-    match implementation {
-        Implementation::Portable => {
+    announce(OP, "backward", kernels.name());
+    match kernels {
+        Kernels::Portable => {
             portable::backward(inputs, saved, grad_output, grad_states, recurrence, scale)
         }
-        Implementation::Accelerated => {
+        Kernels::Accelerated => {
             accelerated::backward(inputs, saved, grad_output, grad_states, recurrence, scale)
         }
     }
-}
-
-/// Tells subscribers which implementation runs.
-pub(crate) fn launched(implementation: &'static str, pass: &'static str) {
-    tracing::debug!(target: "burn_tree_ssm", op = "gated_delta_rule", implementation, pass);
 }

@@ -1,7 +1,7 @@
 //! Arguments that do not fit are told before anything is computed.
 
 use burn::tensor::{DType, Tensor};
-use burn_tree_ssm::GatedDeltaRuleImplementation::Portable;
+use burn_tree_ssm::Implementation::Portable;
 use burn_tree_ssm::{GatedDeltaRuleOptions, TreeRecurrence, try_tree_gated_delta_rule};
 
 use crate::support::{Forest, reference_device};

@@ -1,7 +1,7 @@
 //! Outputs, states and gradients against the definition.
 
 use burn::tensor::DType;
-use burn_tree_ssm::GatedDeltaRuleImplementation::{self, Automatic, Generic};
+use burn_tree_ssm::Implementation::{self, Automatic, Generic};
 use proptest::prelude::*;
 
 use super::HEADS;
@@ -22,7 +22,7 @@ fn tolerances(dtype: DType) -> (f64, f64) {
 
 /// `bar`, but for what is made of Burn's f32 products on CUDA: these round their factors to the 10 bits of
 /// TF32.
-pub fn bar_of(implementation: GatedDeltaRuleImplementation, dtype: DType, bar: f64) -> f64 {
+pub fn bar_of(implementation: Implementation, dtype: DType, bar: f64) -> f64 {
     let in_tf32 = tree_training_devices::name_from_environment().starts_with("cuda");
     match in_tf32 && implementation == Generic && dtype == DType::F32 {
         true => 3e-3,
@@ -36,7 +36,7 @@ fn check(
     decay: f64,
     seed: u64,
     dtype: DType,
-    implementation: GatedDeltaRuleImplementation,
+    implementation: Implementation,
 ) {
     if !computes_in(dtype) {
         return;

@@ -1,7 +1,7 @@
 //! Faults that users found in other implementations, each as a test by name.
 
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_tree_ssm::GatedDeltaRuleImplementation::{Automatic, Generic};
+use burn_tree_ssm::Implementation::{Automatic, Generic};
 use burn_tree_ssm::TreeRecurrence;
 
 use super::HEADS;

@@ -1,7 +1,7 @@
 //! States that come from outside and go out, and their gradients.
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_tree_ssm::GatedDeltaRuleImplementation::Automatic;
+use burn_tree_ssm::Implementation::Automatic;
 use burn_tree_ssm::{GatedDeltaRuleOptions, TreeRecurrence, tree_gated_delta_rule};
 use tree_pack::TreeLayout;
 

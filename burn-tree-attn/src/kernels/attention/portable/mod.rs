@@ -304,10 +304,11 @@ mod tests {
     use burn_cubecl::CubeBackend;
 
     use super::*;
-    use crate::ops::{AttentionImplementation, RopeDirection, RopePairing, RopeSettings};
+    use crate::ops::{RopeDirection, RopePairing, RopeSettings};
     use crate::support::Forest;
     use crate::support::direct::{device, integers, random, values};
     use crate::{TreeAttentionOps, TreeMask};
+    use burn_tree_kit::implementation::Implementation;
 
     /// A launch that the device refuses leaves an error where its results would be, which goes on to
     /// all that is computed from them, to whoever reads it.
@@ -318,7 +319,7 @@ mod tests {
             scale: 1.0,
             softcap: None,
             sliding_window: None,
-            implementation: AttentionImplementation::Portable,
+            implementation: Implementation::Portable,
         };
         // Twice the largest tiles, which need more shared memory than WebGPU promises.
         let layout = Layout::with_block(8, 4, 16, 16, Some(settings));
