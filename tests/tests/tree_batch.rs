@@ -1,14 +1,10 @@
-//! Packs as tensors: every value against the pack it comes from, and through Burn's `DataLoader`.
+//! Packs as tensors: every value against the pack it comes from, and, with the feature `dataset`,
+//! through Burn's `DataLoader`.
 
-use std::panic::AssertUnwindSafe;
-
-use burn::data::dataloader::DataLoaderBuilder;
-use burn::data::dataloader::batcher::Batcher;
-use burn::data::dataset::InMemDataset;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use tree_pack::{
     Advantage, BatchError, BatchId, LossForm, Pack, PackOptions, PackedStep, Partitioning,
-    Trajectory, TreeBatch, TreeBatcher, build_forests, pack_step,
+    Trajectory, TreeBatch, build_forests, pack_step,
 };
 
 /// Two packs of different length: a tree with a fork and an inner end, and a path.
@@ -257,7 +253,7 @@ fn a_batch_does_not_compute_parts() {
 #[test]
 #[should_panic(expected = "row 0 of pack 1 begins at depth 3, expected 0")]
 fn refusal_panics_with_the_text_of_the_error() {
-    TreeBatcher::default().batch(parts().packs, &Device::flex());
+    TreeBatch::new(&parts().packs, &Device::flex());
 }
 
 /// Packs put together by hand tell no step, and go with any.
@@ -314,44 +310,55 @@ fn tokens_outside_of_the_vocabulary_are_named_by_row() {
     );
 }
 
-#[test]
-fn the_data_loader_gives_batches_of_packs() {
-    let step = step();
-    let loader = DataLoaderBuilder::new(TreeBatcher::default())
-        .batch_size(1)
-        .set_device(Device::flex())
-        .build(InMemDataset::new(step.packs.clone()));
-    let batches: Vec<TreeBatch> = loader.iter().map(Result::unwrap).collect();
-    assert_eq!(batches.len(), 2);
-    for (batch, pack) in batches.iter().zip(&step.packs) {
-        assert_eq!(batch.dims(), [1, pack.padded_len]);
-        assert_eq!(*batch.occurrences.host_rows, pack.occurrences.rows);
-        let tokens = integers(&batch.tokens);
-        let expected = pack.layout.tokens.iter().map(|&token| i64::from(token));
-        assert!(tokens.into_iter().take(pack.layout.len()).eq(expected));
-    }
-}
+#[cfg(feature = "dataset")]
+mod data_loader {
+    use std::panic::AssertUnwindSafe;
 
-/// Batches that have the packs of one step each, and others that have not.
-#[test]
-fn the_data_loader_gives_batches_of_steps() {
-    let mut packs = step().packs;
-    packs.extend(other_step().packs);
-    assert_eq!(packs.len(), 4);
-    let loader = |batch_size: usize| {
-        DataLoaderBuilder::new(TreeBatcher::default())
-            .batch_size(batch_size)
+    use burn::data::dataloader::DataLoaderBuilder;
+    use burn::data::dataset::InMemDataset;
+    use tree_pack::TreeBatcher;
+
+    use super::*;
+
+    #[test]
+    fn the_data_loader_gives_batches_of_packs() {
+        let step = step();
+        let loader = DataLoaderBuilder::new(TreeBatcher::default())
+            .batch_size(1)
             .set_device(Device::flex())
-            .build(InMemDataset::new(packs.clone()))
-    };
-    let batches: Vec<TreeBatch> = loader(2).iter().map(Result::unwrap).collect();
-    assert_eq!(batches.len(), 2);
-    assert_eq!(batches[0].layouts[1], packs[1].layout);
-    assert_eq!(batches[1].layouts[0], packs[2].layout);
-    let error = TreeBatch::try_new(&packs[..3], &Device::flex()).unwrap_err();
-    assert!(matches!(error, BatchError::OtherStep { pack: 2, first: 0 }));
-    let three = std::panic::catch_unwind(AssertUnwindSafe(|| loader(3).iter().count()));
-    let message = three.expect_err("a batch of two steps");
-    let message = message.downcast_ref::<String>().expect("a text");
-    assert_eq!(*message, error.to_string());
+            .build(InMemDataset::new(step.packs.clone()));
+        let batches: Vec<TreeBatch> = loader.iter().map(Result::unwrap).collect();
+        assert_eq!(batches.len(), 2);
+        for (batch, pack) in batches.iter().zip(&step.packs) {
+            assert_eq!(batch.dims(), [1, pack.padded_len]);
+            assert_eq!(*batch.occurrences.host_rows, pack.occurrences.rows);
+            let tokens = integers(&batch.tokens);
+            let expected = pack.layout.tokens.iter().map(|&token| i64::from(token));
+            assert!(tokens.into_iter().take(pack.layout.len()).eq(expected));
+        }
+    }
+
+    /// Batches that have the packs of one step each, and others that have not.
+    #[test]
+    fn the_data_loader_gives_batches_of_steps() {
+        let mut packs = step().packs;
+        packs.extend(other_step().packs);
+        assert_eq!(packs.len(), 4);
+        let loader = |batch_size: usize| {
+            DataLoaderBuilder::new(TreeBatcher::default())
+                .batch_size(batch_size)
+                .set_device(Device::flex())
+                .build(InMemDataset::new(packs.clone()))
+        };
+        let batches: Vec<TreeBatch> = loader(2).iter().map(Result::unwrap).collect();
+        assert_eq!(batches.len(), 2);
+        assert_eq!(batches[0].layouts[1], packs[1].layout);
+        assert_eq!(batches[1].layouts[0], packs[2].layout);
+        let error = TreeBatch::try_new(&packs[..3], &Device::flex()).unwrap_err();
+        assert!(matches!(error, BatchError::OtherStep { pack: 2, first: 0 }));
+        let three = std::panic::catch_unwind(AssertUnwindSafe(|| loader(3).iter().count()));
+        let message = three.expect_err("a batch of two steps");
+        let message = message.downcast_ref::<String>().expect("a text");
+        assert_eq!(*message, error.to_string());
+    }
 }

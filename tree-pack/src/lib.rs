@@ -48,6 +48,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod advantage;
 #[cfg(feature = "burn")]
 mod batch;
@@ -76,8 +78,10 @@ mod vocabulary;
 mod writer;
 
 pub use advantage::{AdvantageError, AdvantageEstimator, RewardStats, assign_advantages};
+#[cfg(feature = "dataset")]
+pub use batch::TreeBatcher;
 #[cfg(feature = "burn")]
-pub use batch::{BatchError, OccurrenceBatch, TreeBatch, TreeBatcher};
+pub use batch::{BatchError, OccurrenceBatch, TreeBatch};
 #[cfg(feature = "text")]
 pub use drift::Retokenization;
 pub use drift::{Branch, Fork, forks};

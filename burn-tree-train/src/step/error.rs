@@ -55,7 +55,7 @@ pub enum StepError {
         source: BatchError,
     },
     /// A token id that the model does not have.
-    #[error(transparent)]
+    #[error("{0} (rows of the head weight [vocab, hidden]; a Burn Linear keeps [hidden, vocab])")]
     Vocabulary(#[from] VocabularyError),
     /// A block failed, or did not leave what packs that continue this one need.
     #[error("block {block} of the model, in pack {pack}: {source}")]
@@ -65,6 +65,14 @@ pub enum StepError {
         /// Index of the pack.
         pack: usize,
         /// What is wrong.
+        source: BlockError,
+    },
+    /// The closure that computes the loss of a pack failed.
+    #[error("the loss of pack {pack}: {source}")]
+    Loss {
+        /// Index of the pack.
+        pack: usize,
+        /// What it returned.
         source: BlockError,
     },
     /// The step would train nothing: no parameter gets a gradient.

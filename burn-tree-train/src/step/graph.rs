@@ -3,11 +3,11 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::StepError;
+use super::error::StepError;
 use super::inputs::{PackInputs, injections, objective};
-use super::kept::{Kept, Place};
 use super::rows::{BlockRows, Rows, left_by};
-use super::{LossOf, Step};
+use super::shelf::{Kept, Place};
+use super::state::{LossOf, Step};
 use crate::TreeModel;
 
 /// The graph of a pack, and its ends.
@@ -40,7 +40,7 @@ impl Graph {
             let (y, outputs) = inputs.run_block(model, block, x, context, rows)?;
             x = y;
             if let (Some(options), Some(router)) = (&step.options.router_loss, &outputs.router) {
-                router_losses.push(options.of_block(&inputs, router));
+                router_losses.push(options.of_block(&inputs.multiplicities, router));
             }
             if let Some(rows) = &inputs.kept_rows {
                 let rows = left_by(outputs, rows);
@@ -51,7 +51,7 @@ impl Graph {
         }
         step.shelf.put(inputs.index, kept);
         let log_probs = inputs.log_probs(model, x, step.options.head)?;
-        let mut loss = loss_of(inputs.index, log_probs, &inputs.occurrences);
+        let mut loss = loss_of.of_pack(inputs.index, log_probs, &inputs.occurrences)?;
         for part in router_losses {
             let part = part.cast(loss.dtype());
             loss = loss + part;

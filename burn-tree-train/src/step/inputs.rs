@@ -5,10 +5,11 @@ use std::sync::Arc;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use tree_pack::{IndexMemory, OccurrenceBatch, Pack, TreeBatch};
 
-use super::StepError;
-use super::kept::{Kept, PastSources, Place, Shelf};
+use super::error::StepError;
+use super::past::PastSources;
 use super::plan::StepPlan;
 use super::rows::{BlockRows, Rows, left_by, past_of};
+use super::shelf::{Kept, Place, Shelf};
 use crate::{BlockContext, BlockOutputs, TreeModel};
 use burn_tree_nn::{GatherPlan, LmHeadOptions, TokenLogProbs};
 

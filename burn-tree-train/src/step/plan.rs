@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn_tree_attn::PastKeys;
 use tree_pack::{Gateway, Pack, validate_packs};
 
-use super::StepError;
+use super::error::StepError;
 
 /// What is to be done with each pack, and when.
 pub(super) struct StepPlan<'a> {

@@ -3,11 +3,11 @@
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
-use super::StepError;
+use super::error::StepError;
 use super::inputs::{PackInputs, injections, objective};
-use super::kept::{Kept, Stored};
 use super::rows::{BlockRows, Rows, left_by};
-use super::{LossOf, Step};
+use super::shelf::{Kept, Stored};
+use super::state::{LossOf, Step};
 use crate::TreeModel;
 
 /// What is needed to compute the blocks of a pack again, from the last to the first.
@@ -48,7 +48,7 @@ impl Checkpoint {
                 let router = outputs.router.as_ref();
                 routing.push(router.map(|router| router.experts.clone()));
                 if let (Some(options), Some(router)) = (&options.router_loss, router) {
-                    let part = options.of_block(&inputs, router);
+                    let part = options.of_block(&inputs.multiplicities, router);
                     router_loss = Some(match router_loss.take() {
                         Some(sum) => sum + part,
                         None => part,
@@ -59,7 +59,7 @@ impl Checkpoint {
         )?;
         let x = Tensor::from_inner(x).require_grad();
         let log_probs = inputs.log_probs(model, x.clone(), step.options.head)?;
-        let loss = loss_of(inputs.index, log_probs, &inputs.occurrences);
+        let loss = loss_of.of_pack(inputs.index, log_probs, &inputs.occurrences)?;
         let mut gradient = None;
         if loss.is_tracked() {
             let mut gradients = loss.backward();
@@ -142,7 +142,7 @@ impl<M: Module + TreeModel> Step<'_, M> {
         let (y, outputs) = inputs.run_block(self.model, block, x.clone(), context, rows)?;
         let mut parts = Vec::new();
         if let (Some(options), Some(router)) = (&self.options.router_loss, &outputs.router) {
-            parts.push(options.of_block(inputs, router));
+            parts.push(options.of_block(&inputs.multiplicities, router));
         }
         if let Some(gradient) = gradient {
             parts.push((y * gradient).sum());

@@ -183,7 +183,7 @@ fn entropy_and_divergence_do_not_depend_on_packing() {
 
 /// Entropy of the distribution that each row predicts, from logits on the host.
 fn separate_entropies(
-    model: &burn_tree_models::qwen3::Qwen3,
+    model: &burn_tree_models::CausalLm,
     trajectory: &Trajectory,
     device: &burn::tensor::Device,
 ) -> Vec<f64> {

@@ -121,6 +121,22 @@ fn steps_without_gradients_are_refused() {
     }
 }
 
+/// The closure may fail: the error names the pack.
+#[test]
+fn a_loss_that_cannot_be_computed_is_an_error() {
+    let device = autodiff_device();
+    let model = SmallGpt::fresh(VOCABULARY, &device);
+    for options in all_options() {
+        // The trajectories have no advantages.
+        let loss = |_, output: TokenLogProbs, occurrences: &OccurrenceBatch| {
+            try_ppo_loss(output, occurrences, &PpoOptions::default()).map(|(loss, _)| loss)
+        };
+        let error = step_gradients(&model, &whole(), &options, &device, loss).unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with("the loss of pack 0: "), "{text}");
+    }
+}
+
 /// One rank of several may have nothing to train, or no packs.
 #[test]
 fn a_rank_without_trained_tokens_is_no_mistake() {
@@ -359,7 +375,7 @@ fn blocks_that_ignore_their_past_are_named() {
 /// The recurrent blocks of a model, with states that are not returned.
 #[derive(Module, Debug)]
 struct Forgetful {
-    model: burn_tree_models::qwen3::Qwen3,
+    model: burn_tree_models::CausalLm,
 }
 
 impl TreeModel for Forgetful {

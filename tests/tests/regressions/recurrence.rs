@@ -1,7 +1,8 @@
 //! States and convolutions of recurrent layers, in whole models.
 
 use burn::tensor::{DType, Device};
-use burn_tree_models::qwen3::{Mixer, Qwen3};
+use burn_tree_models::CausalLm;
+use burn_tree_models::layers::Mixer;
 use burn_tree_train::{BlockContext, TreeModel, sft_loss};
 use tree_pack::{Aggregation, LossForm, Objective, Pack, Trajectory, TreeBatch};
 use tree_training_tests::device::{autodiff_device, device, test_dtypes};
@@ -53,7 +54,7 @@ fn assert_packed_equals_separate(trajectories: &[Trajectory]) {
 /// Final hidden states of the rows of a batch, `[row][feature]`, with a context for blocks with
 /// attention and one for recurrent blocks.
 fn hidden(
-    model: &Qwen3,
+    model: &CausalLm,
     batch: &TreeBatch,
     attention: &BlockContext,
     recurrent: &BlockContext,
@@ -88,7 +89,7 @@ fn sequence_batch(tokens: &[u32], device: &Device) -> TreeBatch {
     TreeBatch::new(&[pack], device)
 }
 
-fn alone(model: &Qwen3, tokens: &[u32], device: &Device) -> Vec<Vec<f32>> {
+fn alone(model: &CausalLm, tokens: &[u32], device: &Device) -> Vec<Vec<f32>> {
     let batch = sequence_batch(tokens, device);
     let context = BlockContext::new(&batch);
     hidden(model, &batch, &context, &context)
@@ -209,7 +210,7 @@ fn states_reach_the_bottom_of_deep_trees() {
 
 /// Gradients of the step on `trajectories` in one pack.
 fn gradients(
-    model: &Qwen3,
+    model: &CausalLm,
     trajectories: &[Trajectory],
     dtype: DType,
     device: &Device,

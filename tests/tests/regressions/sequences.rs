@@ -2,7 +2,7 @@
 //! those of the sequences alone.
 
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_tree_models::qwen3::Qwen3Config;
+use burn_tree_models::ModelConfig;
 use burn_tree_train::{BlockContext, sft_loss};
 use tree_pack::{Aggregation, LossForm, Objective, Pack, Trajectory, TreeBatch};
 use tree_training_tests::device::{autodiff_device, test_dtypes};
@@ -190,7 +190,7 @@ fn padding_is_inert() {
     }
 }
 
-fn assert_padding_is_inert(config: &Qwen3Config) {
+fn assert_padding_is_inert(config: &ModelConfig) {
     let device = autodiff_device();
     let model = random_model(config, 2, DType::F32, &device);
     let packing = Packing {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_tree_attn::{TreeAttentionOptions, TreeMask, tree_attention};
-use burn_tree_models::qwen3::Qwen3;
+use burn_tree_models::CausalLm;
 use burn_tree_train::BlockContext;
 use proptest::prelude::*;
 use tree_pack::{Aggregation, Objective, Pack, Segment, Trajectory, TreeBatch, TreeLayout};
@@ -319,7 +319,7 @@ fn mask_and_rows_of_different_length_are_refused() {
 }
 
 /// Final hidden states of a pack, row by row, as bits of f32.
-fn hidden_bits(model: &Qwen3, pack: &Pack, device: &Device) -> Vec<Vec<u32>> {
+fn hidden_bits(model: &CausalLm, pack: &Pack, device: &Device) -> Vec<Vec<u32>> {
     let batch = TreeBatch::new(std::slice::from_ref(pack), device);
     let context = BlockContext::new(&batch);
     let hidden = hidden_states(model, batch.tokens, &context);

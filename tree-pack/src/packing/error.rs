@@ -51,7 +51,8 @@ pub enum PackError {
     /// A tree has more tokens than fit a pack.
     #[error(
         "task {task_id:?}: its tree {tree} has {tokens} tokens ({trajectories} trajectories, \
-         longest path {longest_path}), over the budget of {token_budget} tokens a pack"
+         longest path {longest_path}), over the budget of {token_budget} tokens a pack: raise the \
+         budget, or let PackOptions::partitioning cut it"
     )]
     TreeOverBudget {
         /// The task.
