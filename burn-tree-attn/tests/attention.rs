@@ -4,9 +4,8 @@ mod support;
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_tree_attn::{
-    KeyIntervals, KeyValue, PastKeyValue, PastKeys, TreeAttentionError, TreeAttentionOptions,
-    TreeMask, reference, tree_attention, tree_attention_with_past, try_tree_attention,
-    try_tree_attention_with_past,
+    KeyIntervals, KeyValue, PastKeyValue, PastKeys, TreeAttentionOptions, TreeMask, reference,
+    tree_attention, tree_attention_with_past, try_tree_attention, try_tree_attention_with_past,
 };
 use proptest::prelude::*;
 use support::{
@@ -421,44 +420,40 @@ fn a_past_that_does_not_fit_is_refused() {
         (
             [2, 2, 2, 4],
             shape,
-            "past key has batch size 2, expected 1 (of the key)",
+            "past key has shape [2, 2, 2, 4], expected batch size 1 (of the key)",
         ),
         (
             [1, 1, 2, 4],
             shape,
-            "past key has head count 1, expected 2 (of the key)",
+            "past key has shape [1, 1, 2, 4], expected head count 2 (of the key)",
         ),
         (
             [1, 2, 1, 4],
             shape,
-            "past and own key has row count 4, expected 5 (of the mask)",
+            "past and own key has shape [1, 2, 4, 4], expected row count 5 (of the mask)",
         ),
         (
             [1, 2, 2, 8],
             shape,
-            "past key has head dimension 8, expected 4 (of the key)",
+            "past key has shape [1, 2, 2, 8], expected head dimension 4 (of the key)",
         ),
         (
             shape,
             [1, 2, 3, 4],
-            "past value has row count 3, expected 2 (of the past key)",
+            "past value has shape [1, 2, 3, 4], expected row count 2 (of the past key)",
         ),
         (
             shape,
             [1, 2, 2, 8],
-            "past value has head dimension 8, expected 4 (of the value)",
+            "past value has shape [1, 2, 2, 8], expected head dimension 4 (of the value)",
         ),
     ] {
         let error = refuse(zeros(key), zeros(value)).to_string();
         assert!(error.contains(text), "{error}");
     }
     assert_eq!(
-        refuse(zeros(shape), zeros(shape).cast(DType::F16)),
-        TreeAttentionError::DType {
-            tensor: "past value",
-            found: DType::F16,
-            expected: DType::F32
-        }
+        refuse(zeros(shape), zeros(shape).cast(DType::F16)).to_string(),
+        "tree_attention: past value is F16, expected F32, the dtype of query"
     );
 }
 
@@ -482,13 +477,13 @@ fn missing_past_keys_are_named() {
     };
     assert_eq!(
         refuse(3),
-        "tree_attention: key has row count 3, expected 59 (of the mask, 56 of them past keys of \
-         another pack: see tree_attention_with_past)"
+        "tree_attention: key has shape [1, 2, 3, 4], expected row count 59 (of the mask, 56 of them \
+         past keys of another pack: see tree_attention_with_past)"
     );
     // Some other mistake.
     assert_eq!(
         refuse(4),
-        "tree_attention: key has row count 4, expected 59 (of the mask)"
+        "tree_attention: key has shape [1, 2, 4, 4], expected row count 59 (of the mask)"
     );
 }
 
@@ -508,35 +503,35 @@ fn wrong_arguments_are_refused() {
     for (shapes, text) in [
         (
             [[2, 2, 3, 4], shape, shape],
-            "query has batch size 2, expected 1 (of the mask)",
+            "query has shape [2, 2, 3, 4], expected batch size 1 (of the mask)",
         ),
         (
             [[1, 2, 5, 4], shape, shape],
-            "query has row count 5, expected 3 (of the mask)",
+            "query has shape [1, 2, 5, 4], expected row count 3 (of the mask)",
         ),
         (
             [shape, [2, 2, 3, 4], shape],
-            "key has batch size 2, expected 1 (of the query)",
+            "key has shape [2, 2, 3, 4], expected batch size 1 (of the query)",
         ),
         (
             [shape, [1, 2, 4, 4], shape],
-            "key has row count 4, expected 3 (of the mask)",
+            "key has shape [1, 2, 4, 4], expected row count 3 (of the mask)",
         ),
         (
             [shape, [1, 2, 3, 5], shape],
-            "key has head dimension 5, expected 4 (of the query)",
+            "key has shape [1, 2, 3, 5], expected head dimension 4 (of the query)",
         ),
         (
             [shape, shape, [1, 1, 3, 4]],
-            "value has head count 1, expected 2 (of the key)",
+            "value has shape [1, 1, 3, 4], expected head count 2 (of the key)",
         ),
         (
             [shape, shape, [1, 2, 2, 4]],
-            "value has row count 2, expected 3 (of the key)",
+            "value has shape [1, 2, 2, 4], expected row count 3 (of the key)",
         ),
         (
             [[1, 3, 3, 4], shape, shape],
-            "3 query heads are not a positive multiple of 2",
+            "query has shape [1, 3, 3, 4], expected head count a positive multiple of 2 (key and value heads)",
         ),
     ] {
         let error = refuse(shapes, options);
@@ -571,17 +566,15 @@ fn wrong_arguments_are_refused() {
     let half = zeros(shape).cast(DType::F16);
     let error = try_tree_attention(zeros(shape), half, zeros(shape), &mask, options).unwrap_err();
     assert_eq!(
-        error,
-        TreeAttentionError::DType {
-            tensor: "key",
-            found: DType::F16,
-            expected: DType::F32
-        }
+        error.to_string(),
+        "tree_attention: key is F16, expected F32, the dtype of query"
     );
 }
 
 #[test]
-#[should_panic(expected = "tree_attention: query has row count 2, expected 3 (of the mask)")]
+#[should_panic(
+    expected = "tree_attention: query has shape [1, 1, 2, 4], expected row count 3 (of the mask)"
+)]
 fn the_plain_function_panics_with_the_text_of_the_error() {
     let device = device();
     let mask = TreeMask::from_layouts(&[Forest(vec![(None, 3)]).layout()], 3, &device);

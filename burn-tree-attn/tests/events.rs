@@ -5,7 +5,7 @@ mod support;
 
 use burn::tensor::{DType, Tensor};
 use burn_tree_attn::{
-    Implementation, TreeAttentionError, TreeAttentionOptions, TreeMask, try_tree_attention,
+    ArgumentError, Implementation, TreeAttentionOptions, TreeMask, try_tree_attention,
 };
 use support::{Forest, computes_in, device, is_cubecl, random};
 use tree_training_devices::Events;
@@ -33,7 +33,7 @@ fn the_requested_implementation_runs() {
         let output = try_tree_attention(query.clone(), key, value, &mask, options)?;
         let gradients = output.sum().backward();
         query.grad(&gradients).unwrap().into_data();
-        Ok::<_, TreeAttentionError>(events.take())
+        Ok::<_, ArgumentError>(events.take())
     };
     let both = |name: &str| {
         ["forward", "backward"]

@@ -6,8 +6,7 @@ use std::sync::RwLock;
 
 use burn::tensor::{DType, Device, Tensor};
 use burn_tree_attn::{
-    Implementation, TreeAttentionError, TreeAttentionOptions, TreeMask, reference,
-    try_tree_attention,
+    ArgumentError, Implementation, TreeAttentionOptions, TreeMask, reference, try_tree_attention,
 };
 use proptest::prelude::*;
 use support::{
@@ -51,7 +50,7 @@ fn available(dtype: DType, head_dim: usize, value_dim: usize) -> Vec<Implementat
         let (query, key, value) = (zeros(head_dim), zeros(head_dim), zeros(value_dim));
         match try_tree_attention(query, key, value, &mask, options) {
             Ok(_) => true,
-            Err(TreeAttentionError::Implementation { .. }) => false,
+            Err(ArgumentError::Implementation { .. }) => false,
             Err(error) => panic!("{error}"),
         }
     };
@@ -377,7 +376,7 @@ fn a_call_that_cannot_be_laid_out_is_refused() {
         };
         let error = try_tree_attention(heads(), heads(), heads(), &mask, options).unwrap_err();
         assert!(
-            matches!(error, TreeAttentionError::Implementation { requested, .. } if requested == implementation)
+            matches!(error, ArgumentError::Implementation { requested, .. } if requested == implementation)
                 && error.to_string().contains(reason),
             "{error}"
         );
@@ -435,7 +434,7 @@ fn an_implementation_that_cannot_run_is_refused() {
             requested => {
                 let error = result.unwrap_err();
                 assert!(
-                    matches!(&error, TreeAttentionError::Implementation { requested: it, .. } if *it == requested),
+                    matches!(&error, ArgumentError::Implementation { requested: it, .. } if *it == requested),
                     "{error}"
                 );
             }

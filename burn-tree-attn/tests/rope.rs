@@ -4,9 +4,11 @@ mod support;
 
 use burn::nn::RotaryEncodingConfig;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_tree_attn::{RopeConfig, RopeError, RopePairing, reference, rope, try_rope};
+use burn_tree_attn::{
+    Llama3Scaling, RopeConfig, RopePairing, RopeScaling, YarnScaling, reference, rope, try_rope,
+};
 use proptest::prelude::*;
-use support::{computes_in, device, n_cases, random, reference_device, relative_error};
+use support::{computes_in, device, is_cubecl, n_cases, random, reference_device, relative_error};
 
 type Rope = fn(Tensor<4>, Tensor<2, Int>, &RopeConfig) -> Tensor<4>;
 
@@ -61,16 +63,46 @@ fn compare(
     Ok(())
 }
 
+fn scalings() -> impl Strategy<Value = RopeScaling> {
+    let lengths = (1.0..40.0f64, 8.0..2000.0f64);
+    let llama3 = lengths.clone().prop_map(|(factor, length)| {
+        RopeScaling::Llama3(Llama3Scaling {
+            factor,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: length,
+        })
+    });
+    let yarn = (lengths, any::<bool>()).prop_map(|((factor, length), truncate)| {
+        RopeScaling::Yarn(YarnScaling {
+            factor,
+            original_max_position_embeddings: length,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            truncate,
+            attention_factor: YarnScaling::default_attention_factor(factor),
+        })
+    });
+    prop_oneof![
+        Just(RopeScaling::None),
+        (1.0..40.0f64).prop_map(|factor| RopeScaling::Linear { factor }),
+        llama3,
+        yarn,
+    ]
+}
+
 fn settings() -> impl Strategy<Value = (Vec<i64>, RopeConfig, u64)> {
     let config = (
         10.0..1e6f64,
         prop::option::of((1..=4usize).prop_map(|half| 2 * half)),
         prop_oneof![Just(RopePairing::Halves), Just(RopePairing::Interleaved)],
+        scalings(),
     )
-        .prop_map(|(theta, rotary_dim, pairing)| RopeConfig {
+        .prop_map(|(theta, rotary_dim, pairing, scaling)| RopeConfig {
             theta,
             rotary_dim,
             pairing,
+            scaling,
         });
     let positions = (1..20usize).prop_flat_map(|n| prop::collection::vec(0..2000i64, 2 * n));
     (positions, config, any::<u64>())
@@ -134,9 +166,11 @@ fn interleaved_pairs_are_those_of_burn() {
             let ours = of_pairing(pairing);
             [0, 1].map(|result| relative_error(&ours[result], &burn[result]))
         };
-        // Burn's frequencies are powers in f32.
+        // Burn's frequencies are powers in f32, and its module multiplies by a matrix, which CUDA
+        // rounds to TF32: 2^-11.
+        let bar = if is_cubecl() { 5e-4 } else { 2e-5 };
         for distance in distances(RopePairing::Interleaved) {
-            assert!(distance < 2e-5, "{head_dim} dimensions: {distance:e}");
+            assert!(distance < bar, "{head_dim} dimensions: {distance:e}");
         }
         // One pair is the same either way.
         for distance in distances(RopePairing::Halves) {
@@ -145,7 +179,7 @@ fn interleaved_pairs_are_those_of_burn() {
     }
 }
 
-/// With the dimensions in another order, one pairing is the other, to the last bit.
+/// With the dimensions in another order, one pairing is the other: to the last bit on the CPU.
 #[test]
 fn pairings_differ_in_the_order_of_dimensions_only() {
     let device = device();
@@ -192,8 +226,17 @@ fn pairings_differ_in_the_order_of_dimensions_only() {
             let halves = results(RopePairing::Halves).map(|it| it.select(3, order.clone()));
             let interleaved = results(RopePairing::Interleaved);
             for (ours, expected) in interleaved.into_iter().zip(halves) {
+                let message = format!("{rotary_dim} of {head_dim}, {dtype:?}");
+                if is_cubecl() {
+                    // A compiler may contract a product and a sum in one of them.
+                    let bar = if dtype == DType::F64 { 1e-15 } else { 1e-3 };
+                    let bar = if dtype == DType::F32 { 1e-6 } else { bar };
+                    let error = relative_error(&ours, &expected);
+                    assert!(error < bar, "{message}: {error:e}");
+                    continue;
+                }
                 let [ours, expected] = [ours, expected].map(Tensor::into_data);
-                assert_eq!(ours, expected, "{rotary_dim} of {head_dim}, {dtype:?}");
+                assert_eq!(ours, expected, "{message}");
             }
         }
     }
@@ -238,19 +281,25 @@ fn wrong_arguments_are_refused() {
         };
         try_rope(x.clone(), ids, &config).unwrap_err()
     };
-    for rotary_dim in [0, 3, 8] {
-        let error = RopeError::RotaryDim {
-            rotary_dim,
-            head_dim: 6,
-        };
-        assert_eq!(refuse(ids(3), 1e4, Some(rotary_dim)), error);
+    for rotary_dim in [0, 3] {
+        assert_eq!(
+            refuse(ids(3), 1e4, Some(rotary_dim)).to_string(),
+            format!("rope: rotary_dim is {rotary_dim}, expected a positive even number")
+        );
     }
+    assert_eq!(
+        refuse(ids(3), 1e4, Some(8)).to_string(),
+        "rope: x has shape [1, 2, 3, 6], expected head dimension at least 8 (rotary_dim)"
+    );
     for theta in [0.0, -1.0, f64::INFINITY] {
-        assert_eq!(refuse(ids(3), theta, None), RopeError::Theta { theta });
+        assert_eq!(
+            refuse(ids(3), theta, None).to_string(),
+            format!("rope: theta is {theta}, expected a positive finite number")
+        );
     }
     assert_eq!(
         refuse(ids(4), 1e4, None).to_string(),
-        "rope: position_ids have shape [1, 4], expected [1, 3] ([B, N] of x)"
+        "rope: position_ids has shape [1, 4], expected [1, 3] ([B, N] of x)"
     );
 }
 

@@ -7,13 +7,16 @@ use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{Bytes, DType, Element, Shape, bf16, f16};
 use burn_flex::{FlexTensor, Layout};
 use burn_tree_kit::cpu::Storage;
-
-use crate::TreeAttentionOps;
-use crate::generic;
-use crate::native::{self, Problem, Shapes};
-use crate::ops::{AttentionSettings, RopeSettings};
-use crate::visibility::Visibility;
 use burn_tree_kit::implementation::Implementation;
+
+use crate::mask::Visibility;
+use crate::ops::TreeAttentionOps;
+use crate::rope::native as native_rope;
+use crate::rope::settings::RopeSettings;
+use crate::tree_attention::dims::Dims;
+use crate::tree_attention::generic;
+use crate::tree_attention::native::{self, Problem};
+use crate::tree_attention::options::AttentionSettings;
 
 /// A type that a Flex tensor stores. The values computed with are stored by some tensor, too.
 trait FlexFloat: Storage<Compute: Element + bytemuck::Pod> + Element + bytemuck::Pod {}
@@ -37,25 +40,11 @@ impl TreeAttentionOps for Flex {
         query: FloatTensor<Self>,
         key: FloatTensor<Self>,
         value: FloatTensor<Self>,
-        key_start: IntTensor<Self>,
-        key_end: IntTensor<Self>,
-        key_position: IntTensor<Self>,
-        query_position: IntTensor<Self>,
         visibility: Arc<Visibility>,
         settings: AttentionSettings,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         if settings.implementation == Implementation::Generic {
-            return generic::attention_forward::<Self>(
-                query,
-                key,
-                value,
-                key_start,
-                key_end,
-                key_position,
-                query_position,
-                &visibility,
-                settings,
-            );
+            return generic::forward::<Self>(query, key, value, &visibility, settings);
         }
         with_float!(
             query.dtype(),
@@ -70,25 +59,17 @@ impl TreeAttentionOps for Flex {
         value: FloatTensor<Self>,
         output: FloatTensor<Self>,
         log_sum_exp: FloatTensor<Self>,
-        key_start: IntTensor<Self>,
-        key_end: IntTensor<Self>,
-        key_position: IntTensor<Self>,
-        query_position: IntTensor<Self>,
         visibility: Arc<Visibility>,
         settings: AttentionSettings,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         if settings.implementation == Implementation::Generic {
-            return generic::attention_backward::<Self>(
+            return generic::backward::<Self>(
                 grad_output,
                 query,
                 key,
                 value,
                 output,
                 log_sum_exp,
-                key_start,
-                key_end,
-                key_position,
-                query_position,
                 &visibility,
                 settings,
             );
@@ -118,17 +99,10 @@ fn forward<E: FlexFloat>(
 ) -> (FlexTensor, FlexTensor) {
     let inputs = [query, key, value].map(|tensor| tensor.to_contiguous());
     let problem = problem::<E>(&inputs, visibility, settings);
-    let Shapes {
-        batch,
-        query_heads,
-        queries,
-        value_dim,
-        ..
-    } = problem.shapes;
     let result = native::forward(&problem);
     (
-        tensor(result.output, &[batch, query_heads, queries, value_dim]),
-        tensor(result.log_sum_exp, &[batch, query_heads, queries]),
+        tensor(result.output, &problem.dims.output_shape()),
+        tensor(result.log_sum_exp, &problem.dims.rows_shape()),
     )
 }
 
@@ -165,7 +139,7 @@ fn rope<E: FlexFloat>(
     let (x, shape) = (x.to_contiguous(), x.shape());
     let positions = position_ids.into_data().iter::<i64>().collect::<Vec<_>>();
     let dims = [shape[0], shape[1], shape[2], shape[3]];
-    let out = native::rope(x.storage::<E>(), dims, &positions, settings);
+    let out = native_rope::rope(x.storage::<E>(), dims, &positions, settings);
     tensor(out, &shape)
 }
 
@@ -174,18 +148,8 @@ fn problem<'a, E: FlexFloat>(
     visibility: &'a Visibility,
     settings: AttentionSettings,
 ) -> Problem<'a, E> {
-    let (query_shape, key_shape) = (query.shape(), key.shape());
-    let shapes = Shapes {
-        batch: query_shape[0],
-        query_heads: query_shape[1],
-        kv_heads: key_shape[1],
-        queries: query_shape[2],
-        keys: key_shape[2],
-        head_dim: query_shape[3],
-        value_dim: value.shape()[3],
-    };
     Problem {
-        shapes,
+        dims: Dims::new(query, key, value),
         settings,
         visibility,
         query: query.storage(),
@@ -208,9 +172,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ops::{RopeDirection, RopePairing};
+    use crate::calls;
+    use crate::rope::RopeScaling;
+    use crate::rope::settings::{RopeConfig, RopeDirection, RopePairing};
     use crate::support::{Case, cases, random, relative_error};
-    use crate::{RopeConfig, TreeAttentionOptions};
+    use crate::tree_attention::options::TreeAttentionOptions;
 
     #[test]
     fn public_functions_run_this_implementation() {
@@ -225,10 +191,7 @@ mod tests {
         let output =
             crate::tree_attention(rotated.clone(), rotated.clone(), rotated, &mask, options);
         output.sum().backward();
-        assert_eq!(
-            native::calls::take(),
-            ["rope", "forward", "backward", "rope"]
-        );
+        assert_eq!(calls::take(), ["rope", "forward", "backward", "rope"]);
     }
 
     fn primitive(tensor: Tensor<4>) -> FlexTensor {
@@ -253,11 +216,6 @@ mod tests {
         let key = input([b, case.kv_heads, m, d], 2);
         let value = input([b, case.kv_heads, m, dv], 3);
         let grad = input([b, heads, n, dv], 4);
-        let tensors = mask.tensors();
-        let int = |tensor: Tensor<2, Int>| FlexTensor::from_data(tensor.into_data());
-        let (key_start, key_end) = (int(tensors.key_start), int(tensors.key_end));
-        let key_position = int(tensors.key_position);
-        let query_position = int(tensors.query_position);
         let run = |implementation| {
             let settings = AttentionSettings {
                 scale: 2.0,
@@ -269,10 +227,6 @@ mod tests {
                 query.clone(),
                 key.clone(),
                 value.clone(),
-                key_start.clone(),
-                key_end.clone(),
-                key_position.clone(),
-                query_position.clone(),
                 mask.visibility().clone(),
                 settings,
             );
@@ -283,20 +237,16 @@ mod tests {
                 value.clone(),
                 output.clone(),
                 log_sum_exp.clone(),
-                key_start.clone(),
-                key_end.clone(),
-                key_position.clone(),
-                query_position.clone(),
                 mask.visibility().clone(),
                 settings,
             );
             [output, log_sum_exp, gradients.0, gradients.1, gradients.2]
         };
-        native::calls::take();
+        calls::take();
         let ours = run(Implementation::Automatic);
-        assert_eq!(native::calls::take(), ["forward", "backward"]);
+        assert_eq!(calls::take(), ["forward", "backward"]);
         let generic = run(Implementation::Generic);
-        assert!(native::calls::take().is_empty());
+        assert!(calls::take().is_empty());
 
         let names = ["output", "log_sum_exp", "query", "key", "value"];
         for (name, (ours, generic)) in names.into_iter().zip(ours.into_iter().zip(generic)) {
@@ -332,9 +282,10 @@ mod tests {
                 rotary_dim: 2 * half,
                 pairing: if interleaved { RopePairing::Interleaved } else { RopePairing::Halves },
                 direction,
+                scaling: RopeScaling::None,
             };
             let ours = rope::<f64>(x.clone(), ids.clone(), settings);
-            let generic = generic::rope::<Flex>(x, ids, settings);
+            let generic = crate::rope::generic::rope::<Flex>(x, ids, settings);
             let error = relative_error(&tensor(ours), &tensor(generic));
             // The same angles; sine and cosine may differ in the last bit.
             prop_assert!(error < 1e-14, "{error:e}");

@@ -2,6 +2,6 @@
 
 use burn::backend::LibTorch;
 
-use crate::TreeAttentionOps;
+use crate::ops::TreeAttentionOps;
 
 impl TreeAttentionOps for LibTorch {}

@@ -2,6 +2,6 @@
 
 use burn::backend::NdArray;
 
-use crate::TreeAttentionOps;
+use crate::ops::TreeAttentionOps;
 
 impl TreeAttentionOps for NdArray {}

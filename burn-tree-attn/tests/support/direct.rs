@@ -45,8 +45,6 @@ pub struct Call {
     key: CubeTensor,
     value: CubeTensor,
     output_gradient: CubeTensor,
-    /// Starts and ends of keys' intervals, positions of keys and queries.
-    mask: [CubeTensor; 4],
     visibility: Arc<Visibility>,
     settings: AttentionSettings,
 }
@@ -61,21 +59,13 @@ impl Call {
         let mask = case.mask(&Device::new(device.clone()));
         let [b, n, m] = [mask.batch_size(), mask.n_queries(), mask.n_keys()];
         let (heads, d, dv) = (case.kv_heads * case.group, case.head_dim, case.value_dim);
-        let visibility = mask.visibility();
-        let arrays = [
-            visibility.key_start(),
-            visibility.key_end(),
-            visibility.key_position(),
-            visibility.query_position(),
-        ];
         let random = |shape, seed| into_contiguous(random(shape, case.seed ^ seed, dtype, device));
         Self {
             query: random([b, heads, n, d], 1),
             key: random([b, case.kv_heads, m, d], 2),
             value: random([b, case.kv_heads, m, dv], 3),
             output_gradient: random([b, heads, n, dv], 4),
-            mask: arrays.map(|array| integers(array, b, device)),
-            visibility: visibility.clone(),
+            visibility: mask.visibility().clone(),
             settings: AttentionSettings {
                 scale: 0.25,
                 softcap: case.softcap,
@@ -87,15 +77,10 @@ impl Call {
 
     /// Output, log-sum-exp, and gradients of query, key and value.
     pub fn run(self) -> [CubeTensor; 5] {
-        let [key_start, key_end, key_position, query_position] = self.mask;
         let (output, log_sum_exp) = CubeBackend::tree_attention(
             self.query.clone(),
             self.key.clone(),
             self.value.clone(),
-            key_start.clone(),
-            key_end.clone(),
-            key_position.clone(),
-            query_position.clone(),
             self.visibility.clone(),
             self.settings,
         );
@@ -106,10 +91,6 @@ impl Call {
             self.value,
             output.clone(),
             log_sum_exp.clone(),
-            key_start,
-            key_end,
-            key_position,
-            query_position,
             self.visibility,
             self.settings,
         );
