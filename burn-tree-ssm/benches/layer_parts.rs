@@ -12,7 +12,8 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_tree_nn::{TreeNnOps, decay_gate, gated_rms_norm, l2_norm};
 use burn_tree_ssm::{
-    CausalConv1dOptions, ConvolutionSettings, TreeRecurrence, TreeSsmOps, tree_causal_conv1d_split,
+    CausalConv1dOptions, ConvolutionInputs, ConvolutionOutputs, ConvolutionSettings,
+    TreeRecurrence, TreeSsmOps, tree_causal_conv1d_split,
 };
 use tree_pack::{Segment, TreeLayout};
 use tree_training_devices::device_from_environment;
@@ -170,14 +171,20 @@ impl Bench<'_> {
             let plan = recurrence.convolution(KERNEL_SIZE).unwrap();
             self.moved(&format!("convolution, backward, {name}"), 3 * size, || {
                 let [first, second, third] = grads.each_ref().map(|grad| grad.clone());
+                let inputs = ConvolutionInputs {
+                    x: x.clone().reshape([self.rows, channels]).into_dispatch(),
+                    weight: weight.clone().into_dispatch(),
+                    initial_tails: none.clone().into_dispatch(),
+                };
+                let grads = ConvolutionOutputs {
+                    first: first.into_dispatch(),
+                    second: second.into_dispatch(),
+                    third: third.into_dispatch(),
+                    tails: none.clone().into_dispatch(),
+                };
                 <Dispatch as TreeSsmOps>::causal_conv1d_backward(
-                    x.clone().reshape([self.rows, channels]).into_dispatch(),
-                    weight.clone().into_dispatch(),
-                    none.clone().into_dispatch(),
-                    first.into_dispatch(),
-                    second.into_dispatch(),
-                    third.into_dispatch(),
-                    none.clone().into_dispatch(),
+                    inputs,
+                    grads,
                     plan.clone(),
                     settings,
                 );

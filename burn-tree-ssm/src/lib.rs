@@ -10,8 +10,11 @@
 //! # A Gated DeltaNet layer between its projections
 //! ```
 //! use burn::tensor::{Device, Distribution, Tensor, activation::sigmoid};
-//! use burn_tree_nn::{decay_gate, gated_rms_norm};
-//! use burn_tree_ssm::{//!     CausalConv1dOptions, GatedDeltaRuleOptions, TreeRecurrence, //!     l2_norm, tree_causal_conv1d_split, tree_gated_delta_rule, //!};
+//! use burn_tree_nn::{decay_gate, gated_rms_norm, l2_norm};
+//! use burn_tree_ssm::{
+//!     CausalConv1dOptions, GatedDeltaRuleOptions, TreeRecurrence, tree_causal_conv1d_split,
+//!     tree_gated_delta_rule,
+//! };
 //! use tree_pack::{PrefixForest, Trajectory, TreeLayout};
 //!
 //! // Two answers to a prompt of two tokens: five tokens instead of seven.
@@ -28,7 +31,8 @@
 //! let (heads, dim) = (2, 8);
 //! let device = Device::flex();
 //! let random = |width| Tensor::<3>::random([1, rows, width], Distribution::Default, &device);
-//! let (qkv, z, a, b) = (random(3 * heads * dim), random(heads * dim), random(heads), random(heads));
+//! let (qkv, z) = (random(3 * heads * dim), random(heads * dim));
+//! let (a, b) = (random(heads), random(heads));
 //! let conv_weight = Tensor::<2>::ones([3 * heads * dim, 4], &device);
 //! let [a_log, dt_bias] = [Tensor::<1>::zeros([heads], &device), Tensor::ones([heads], &device)];
 //! let norm_weight = Tensor::<1>::ones([dim], &device);
@@ -53,6 +57,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(any(feature = "tch", feature = "ndarray"), allow(deprecated))]
 
 mod backends;
@@ -64,13 +69,13 @@ mod recurrence;
 pub use burn_tree_kit::check::ArgumentError;
 pub use burn_tree_kit::implementation::Implementation;
 pub use causal_conv1d::{
-    CausalConv1dOptions, CausalConv1dOutput, ConvolutionSettings, SplitCausalConv1dOutput,
-    tree_causal_conv1d, tree_causal_conv1d_split, try_tree_causal_conv1d,
-    try_tree_causal_conv1d_split,
+    CausalConv1dOptions, CausalConv1dOutput, ConvolutionGradients, ConvolutionInputs,
+    ConvolutionOutputs, ConvolutionSettings, SplitCausalConv1dOutput, tree_causal_conv1d,
+    tree_causal_conv1d_split, try_tree_causal_conv1d, try_tree_causal_conv1d_split,
 };
 pub use gated_delta_rule::{
-    GatedDeltaRuleError, GatedDeltaRuleOptions, GatedDeltaRuleOutput, GatedDeltaRuleSettings,
-    tree_gated_delta_rule, try_tree_gated_delta_rule,
+    GatedDeltaRuleGradients, GatedDeltaRuleInputs, GatedDeltaRuleOptions, GatedDeltaRuleOutput,
+    GatedDeltaRuleSaved, GatedDeltaRuleSettings, tree_gated_delta_rule, try_tree_gated_delta_rule,
 };
 pub use ops::TreeSsmOps;
 pub use recurrence::{

@@ -1,15 +1,18 @@
 //! The operations that backends may override.
 
-// The macro that generates the implementations takes tuples.
-#![allow(clippy::type_complexity)]
-
 use std::sync::Arc;
 
 use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
 
-use crate::causal_conv1d::{self, ConvolutionSettings};
-use crate::gated_delta_rule::{self, GatedDeltaRuleSettings};
-use crate::{ConvolutionPlan, TreeRecurrence};
+use crate::causal_conv1d::generic as convolution;
+use crate::causal_conv1d::settings::ConvolutionSettings;
+use crate::causal_conv1d::tensors::{ConvolutionGradients, ConvolutionInputs, ConvolutionOutputs};
+use crate::gated_delta_rule::generic as delta_rule;
+use crate::gated_delta_rule::settings::GatedDeltaRuleSettings;
+use crate::gated_delta_rule::tensors::{
+    GatedDeltaRuleGradients, GatedDeltaRuleInputs, GatedDeltaRuleSaved,
+};
+use crate::recurrence::{ConvolutionPlan, TreeRecurrence};
 
 /// Operations of this crate, on rows of the flattened batch, `R = B * N`. The default bodies are
 /// built from Burn's primitives; `Autodiff` has hand-written gradients that call the `_backward`
@@ -25,212 +28,52 @@ use crate::{ConvolutionPlan, TreeRecurrence};
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait TreeSsmOps: Backend {
-    /// The gated delta rule: `query [R, HK, DK]`, `key [R, HK, DK]`, `value [R, HV, DV]` of one
-    /// dtype; `log_decay [R, HV]`, `beta [R, HV]`, `initial_states [max(G, 1), HV, DK, DV]` in f32
-    /// (f64 if the value is). Lower log decays than -104 (-750) count as that.
-    ///
-    /// Returns
-    /// * the output `[R, HV, DV]` in the dtype of the value, zero in padding;
-    /// * the states `[max(S, 1), HV, DK, DV]` of all slots in f32 (f64), of which the first `X`,
-    ///   those after the requested rows, are differentiable;
-    /// * for the backward pass, in the dtype of the value, `T0 [R, HV, C]`: the inverse of
-    ///   `I + diag(beta) K K^T` (strictly below the diagonal, between a row and its ancestors in
-    ///   the window), row `i` of the batch with column `j` of its window. Padding rows and
-    ///   columns past the window's length are undefined.
-    #[fusion(meta = meta::gated_delta_rule)]
+    /// The gated delta rule. Returns the output `[R, HV, DV]` in the dtype of the value, zero in
+    /// padding, and what the backward pass needs. Among the latter are the states after the
+    /// requested rows, which are results too.
+    #[fusion(meta = crate::gated_delta_rule::fusion::forward)]
     fn gated_delta_rule(
-        query: FloatTensor<Self>,
-        key: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        log_decay: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        initial_states: FloatTensor<Self>,
+        #[extension_type] inputs: GatedDeltaRuleInputs<Self>,
         recurrence: TreeRecurrence,
         settings: GatedDeltaRuleSettings,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        gated_delta_rule::generic::forward::<Self>(
-            gated_delta_rule::Inputs {
-                query,
-                key,
-                value,
-                log_decay,
-                beta,
-                initial_states,
-            },
-            &recurrence,
-            settings,
-        )
+    ) -> (FloatTensor<Self>, GatedDeltaRuleSaved<Self>) {
+        delta_rule::forward::<Self>(inputs, &recurrence, settings)
     }
 
-    /// Gradients of query, key, value, log decay, beta and initial states, each in the shape and
-    /// dtype of its input, from the gradients of the output and of the states after the requested
-    /// rows, `grad_states [max(X, 1), HV, DK, DV]` (ignored if `X` is 0); `states` and `inverse`
-    /// are those of the forward pass.
-    #[fusion(meta = meta::gated_delta_rule_backward)]
+    /// Gradients of the inputs from those of the output, `grad_output [R, HV, DV]`, and of the
+    /// states after the requested rows, `grad_states [max(X, 1), HV, DK, DV]` (ignored if `X` is
+    /// 0). `saved` is what the forward pass returned.
+    #[fusion(meta = crate::gated_delta_rule::fusion::backward)]
     fn gated_delta_rule_backward(
-        query: FloatTensor<Self>,
-        key: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        log_decay: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        initial_states: FloatTensor<Self>,
-        states: FloatTensor<Self>,
-        inverse: FloatTensor<Self>,
+        #[extension_type] inputs: GatedDeltaRuleInputs<Self>,
+        #[extension_type] saved: GatedDeltaRuleSaved<Self>,
         grad_output: FloatTensor<Self>,
         grad_states: FloatTensor<Self>,
         recurrence: TreeRecurrence,
         settings: GatedDeltaRuleSettings,
-    ) -> (
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-    ) {
-        gated_delta_rule::generic::backward::<Self>(
-            gated_delta_rule::Inputs {
-                query,
-                key,
-                value,
-                log_decay,
-                beta,
-                initial_states,
-            },
-            gated_delta_rule::Saved { states, inverse },
-            grad_output,
-            grad_states,
-            &recurrence,
-            settings,
-        )
+    ) -> GatedDeltaRuleGradients<Self> {
+        let grads = (grad_output, grad_states);
+        delta_rule::backward::<Self>(inputs, saved, grads, &recurrence, settings)
     }
 
-    /// Causal convolution of each channel along the paths: `x [R, C]`, `weight [C, K]`,
-    /// `initial_tails [max(G (K-1), 1), C]` in the dtype of `x`.
-    ///
-    /// Returns the three parts of the output, `[R, part]` each (`[1, 1]` and undefined for parts
-    /// without channels), and the tails after the requested rows `[max(X (K-1), 1), C]` (undefined
-    /// if there are none), all in the dtype of `x`.
-    #[fusion(meta = meta::causal_conv1d)]
+    /// Causal convolution of each channel along the paths.
+    #[fusion(meta = crate::causal_conv1d::fusion::forward)]
     fn causal_conv1d(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        initial_tails: FloatTensor<Self>,
+        #[extension_type] inputs: ConvolutionInputs<Self>,
         plan: Arc<ConvolutionPlan>,
         settings: ConvolutionSettings,
-    ) -> (
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-    ) {
-        causal_conv1d::generic::forward::<Self>(x, weight, initial_tails, &plan, settings)
+    ) -> ConvolutionOutputs<Self> {
+        convolution::forward::<Self>(inputs, &plan, settings)
     }
 
-    /// Gradients of `x`, `weight` and `initial_tails` from those of the outputs (parts without
-    /// channels are not read, nor are tails if there are none).
-    #[fusion(meta = |x, weight, tails, _, _, _, _, _, _| (x.clone(), weight.clone(), tails.clone()))]
+    /// Gradients of the inputs from those of the outputs.
+    #[fusion(meta = crate::causal_conv1d::fusion::backward)]
     fn causal_conv1d_backward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        initial_tails: FloatTensor<Self>,
-        grad_first: FloatTensor<Self>,
-        grad_second: FloatTensor<Self>,
-        grad_third: FloatTensor<Self>,
-        grad_tails: FloatTensor<Self>,
+        #[extension_type] inputs: ConvolutionInputs<Self>,
+        #[extension_type] grads: ConvolutionOutputs<Self>,
         plan: Arc<ConvolutionPlan>,
         settings: ConvolutionSettings,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let grad_outputs = [grad_first, grad_second, grad_third];
-        causal_conv1d::generic::backward::<Self>(
-            x,
-            weight,
-            initial_tails,
-            grad_outputs,
-            grad_tails,
-            &plan,
-            settings,
-        )
-    }
-}
-
-/// Shapes and dtypes of the outputs, told to Fusion before anything runs.
-#[cfg(feature = "fusion")]
-mod meta {
-    use burn::backend::fusion::custom::TensorSpec;
-    use burn::tensor::Shape;
-
-    use super::*;
-    use burn_tree_kit::dtype::at_least_f32;
-
-    pub(super) fn gated_delta_rule(
-        query: &TensorSpec,
-        _key: &TensorSpec,
-        value: &TensorSpec,
-        _log_decay: &TensorSpec,
-        _beta: &TensorSpec,
-        _initial_states: &TensorSpec,
-        recurrence: &TreeRecurrence,
-        _settings: &GatedDeltaRuleSettings,
-    ) -> (TensorSpec, TensorSpec, TensorSpec) {
-        let [rows, heads, value_dim] = value.shape.dims();
-        let slots = recurrence.n_slots().max(1);
-        let states = Shape::new([slots, heads, query.shape[2], value_dim]);
-        let inverse = Shape::new([rows, heads, recurrence.window_rows()]);
-        (
-            value.clone(),
-            TensorSpec::new(states, at_least_f32(value.dtype).into()),
-            TensorSpec::new(inverse, value.dtype),
-        )
-    }
-
-    pub(super) fn gated_delta_rule_backward(
-        query: &TensorSpec,
-        key: &TensorSpec,
-        value: &TensorSpec,
-        log_decay: &TensorSpec,
-        beta: &TensorSpec,
-        initial_states: &TensorSpec,
-        _states: &TensorSpec,
-        _inverse: &TensorSpec,
-        _grad_output: &TensorSpec,
-        _grad_states: &TensorSpec,
-        _recurrence: &TreeRecurrence,
-        _settings: &GatedDeltaRuleSettings,
-    ) -> (
-        TensorSpec,
-        TensorSpec,
-        TensorSpec,
-        TensorSpec,
-        TensorSpec,
-        TensorSpec,
-    ) {
-        (
-            query.clone(),
-            key.clone(),
-            value.clone(),
-            log_decay.clone(),
-            beta.clone(),
-            initial_states.clone(),
-        )
-    }
-
-    pub(super) fn causal_conv1d(
-        x: &TensorSpec,
-        _weight: &TensorSpec,
-        _initial_tails: &TensorSpec,
-        plan: &Arc<ConvolutionPlan>,
-        settings: &ConvolutionSettings,
-    ) -> (TensorSpec, TensorSpec, TensorSpec, TensorSpec) {
-        let [first, second, third] = settings.parts.map(|channels| {
-            let shape = match channels {
-                0 => [1, 1],
-                channels => [plan.rows(), channels],
-            };
-            TensorSpec::new(Shape::new(shape), x.dtype)
-        });
-        let tail_rows = plan.requested_sources().len().max(1);
-        let tails = TensorSpec::new(Shape::new([tail_rows, x.shape[1]]), x.dtype);
-        (first, second, third, tails)
+    ) -> ConvolutionGradients<Self> {
+        convolution::backward::<Self>(inputs, grads, &plan, settings)
     }
 }

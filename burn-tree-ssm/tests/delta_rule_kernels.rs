@@ -14,8 +14,8 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::{CubeBackend, CubeDevice, tensor::CubeTensor};
 use burn_tree_ssm::Implementation::{self, Accelerated, Automatic, Generic, Portable};
 use burn_tree_ssm::{
-    GatedDeltaRuleError, GatedDeltaRuleOptions, GatedDeltaRuleSettings, TreeRecurrence, TreeSsmOps,
-    try_tree_gated_delta_rule,
+    ArgumentError, GatedDeltaRuleInputs, GatedDeltaRuleOptions, GatedDeltaRuleSettings,
+    TreeRecurrence, TreeSsmOps, try_tree_gated_delta_rule,
 };
 use cubecl::launched::LaunchedKernels;
 use proptest::prelude::*;
@@ -64,7 +64,7 @@ const DTYPES: [(DType, f64, f64); 3] = [
 fn available(dtype: DType, heads: Heads) -> Vec<Implementation> {
     let runs = |&implementation: &Implementation| match call(heads, dtype, implementation) {
         Ok(()) => true,
-        Err(GatedDeltaRuleError::Implementation { .. }) => false,
+        Err(ArgumentError::Implementation { .. }) => false,
         Err(error) => panic!("{error}"),
     };
     [Portable, Accelerated].into_iter().filter(runs).collect()
@@ -86,11 +86,7 @@ fn kernels() -> Vec<(Implementation, DType, Heads)> {
 }
 
 /// A call with one row of zeros.
-fn call(
-    heads: Heads,
-    dtype: DType,
-    implementation: Implementation,
-) -> Result<(), GatedDeltaRuleError> {
+fn call(heads: Heads, dtype: DType, implementation: Implementation) -> Result<(), ArgumentError> {
     let (device, value_heads) = (device(), heads.key_heads * heads.group);
     let recurrence = Batch::of(Forest(vec![(None, 1)]), 64).recurrence();
     let zeros = |heads, width| Tensor::<4>::zeros([1, 1, heads, width], (&device, dtype));
@@ -275,7 +271,7 @@ fn shapes_of_matrix_instructions() {
 
 /// On devices that have the instructions: these kernels alone, which compile in seconds.
 #[test]
-#[ignore = "needs a device with matrix instructions"]
+#[ignore = "needs a device with tensor cores"]
 fn matrix_instructions() {
     let _alone = alone();
     for (recurrence, heads, decay) in matrix_shapes() {
@@ -426,7 +422,7 @@ fn an_implementation_that_cannot_run_is_refused() {
     for implementation in [Portable, Accelerated] {
         let error = call(wide, DType::F32, implementation).unwrap_err();
         assert!(
-            matches!(&error, GatedDeltaRuleError::Implementation { requested, .. } if *requested == implementation),
+            matches!(&error, ArgumentError::Implementation { requested, .. } if *requested == implementation),
             "{error}"
         );
     }
@@ -458,34 +454,23 @@ fn below_fusion(
         )
     };
     let state_shape = |count: usize| [count.max(1), value_heads, heads.key_dim, heads.value_dim];
-    let query = rows_of(heads.key_heads, heads.key_dim, 1);
-    let key = rows_of(heads.key_heads, heads.key_dim, 2);
-    let value = rows_of(value_heads, heads.value_dim, 3);
-    let (log_decay, beta) = (gate(4), gate(5));
-    let initial_states = tensor(state_shape(recurrence.n_initial_states()), 6);
+    let inputs = GatedDeltaRuleInputs::<CubeBackend> {
+        query: rows_of(heads.key_heads, heads.key_dim, 1),
+        key: rows_of(heads.key_heads, heads.key_dim, 2),
+        value: rows_of(value_heads, heads.value_dim, 3),
+        log_decay: gate(4),
+        beta: gate(5),
+        initial_states: tensor(state_shape(recurrence.n_initial_states()), 6),
+    };
     let settings = GatedDeltaRuleSettings {
         scale: 0.25,
         implementation,
     };
-    let (output, states, inverse) = CubeBackend::gated_delta_rule(
-        query.clone(),
-        key.clone(),
-        value.clone(),
-        log_decay.clone(),
-        beta.clone(),
-        initial_states.clone(),
-        recurrence.clone(),
-        settings,
-    );
+    let (output, saved) =
+        CubeBackend::gated_delta_rule(inputs.clone(), recurrence.clone(), settings);
     CubeBackend::gated_delta_rule_backward(
-        query,
-        key,
-        value,
-        log_decay,
-        beta,
-        initial_states,
-        states,
-        inverse,
+        inputs,
+        saved,
         output,
         tensor(state_shape(recurrence.requested_rows().len()), 7),
         recurrence.clone(),

@@ -5,44 +5,27 @@ use std::sync::Arc;
 use burn::backend::tensor::FloatTensor;
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
-use crate::causal_conv1d::{self, ConvolutionSettings};
-use crate::gated_delta_rule::{self, GatedDeltaRuleSettings, Inputs};
-use crate::{ConvolutionPlan, TreeRecurrence, TreeSsmOps};
+use crate::causal_conv1d::{self, ConvolutionInputs, ConvolutionOutputs, ConvolutionSettings};
+use crate::gated_delta_rule::{
+    self, GatedDeltaRuleInputs, GatedDeltaRuleSaved, GatedDeltaRuleSettings,
+};
+use crate::ops::TreeSsmOps;
+use crate::recurrence::{ConvolutionPlan, TreeRecurrence};
 
 impl<B: TreeSsmOps, C: CheckpointStrategy> TreeSsmOps for Autodiff<B, C> {
     fn gated_delta_rule(
-        query: FloatTensor<Self>,
-        key: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        log_decay: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        initial_states: FloatTensor<Self>,
+        inputs: GatedDeltaRuleInputs<Self>,
         recurrence: TreeRecurrence,
         settings: GatedDeltaRuleSettings,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let inputs = Inputs {
-            query,
-            key,
-            value,
-            log_decay,
-            beta,
-            initial_states,
-        };
-        gated_delta_rule::autodiff_forward::<B, C>(inputs, recurrence, settings)
+    ) -> (FloatTensor<Self>, GatedDeltaRuleSaved<Self>) {
+        gated_delta_rule::autodiff::forward::<B, C>(inputs, recurrence, settings)
     }
 
     fn causal_conv1d(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        initial_tails: FloatTensor<Self>,
+        inputs: ConvolutionInputs<Self>,
         plan: Arc<ConvolutionPlan>,
         settings: ConvolutionSettings,
-    ) -> (
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-    ) {
-        causal_conv1d::autodiff_forward::<B, C>(x, weight, initial_tails, plan, settings)
+    ) -> ConvolutionOutputs<Self> {
+        causal_conv1d::autodiff::forward::<B, C>(inputs, plan, settings)
     }
 }

@@ -1,5 +1,5 @@
-//! CubeCL runtimes: kernels for f32, f16 and bf16; other dtypes, and shapes too large for them, take
-//! the bodies from primitives.
+//! CubeCL runtimes: kernels for f32, f16 and bf16. Other dtypes, and shapes too large for the
+//! kernels, take the bodies from primitives.
 
 use std::sync::Arc;
 
@@ -7,70 +7,32 @@ use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
-use burn_tree_kit::cube::{has_kernels, probed};
-
-use crate::causal_conv1d::{self, ConvolutionSettings};
+use burn_tree_kit::cube::{has_kernels, probe};
 use burn_tree_kit::implementation::{Kernels, Unavailable, announce, announce_fallback};
 
-use crate::gated_delta_rule::kernels::{self, Dims};
-use crate::gated_delta_rule::{self, GatedDeltaRuleSettings, Inputs, Saved};
-use crate::{ConvolutionPlan, TreeRecurrence, TreeSsmOps};
+use crate::causal_conv1d::{
+    self, ConvolutionGradients, ConvolutionInputs, ConvolutionOutputs, ConvolutionSettings,
+};
+use crate::gated_delta_rule::kernels;
+use crate::gated_delta_rule::kernels::call::{Dims, Gradients, Inputs, Saved};
+use crate::gated_delta_rule::{self, GatedDeltaRuleSettings};
+use crate::ops::TreeSsmOps;
+use crate::recurrence::{ConvolutionPlan, TreeRecurrence};
 
-/// Refuses tensors of other dtypes than those of the kernels.
-fn check_dtypes(tensors: &[&CubeTensor]) -> Result<(), Unavailable> {
-    let without = tensors.iter().find(|tensor| !has_kernels(&[tensor]));
-    match without {
-        None => Ok(()),
-        Some(tensor) => Err(Unavailable(format!(
-            "{:?} tensors; f32, f16 or bf16 are needed",
-            tensor.dtype
-        ))),
-    }
-}
-
-/// Runs the kernel if it takes these arguments, or else the body from primitives.
-macro_rules! kernel_if {
-    (
-        $check:expr, $op:literal, $pass:literal,
-        $module:ident :: $function:ident ($($argument:expr),*)
-    ) => {
-        match $check {
-            Ok(()) => {
-                announce($op, $pass, Kernels::Portable.name());
-                probed($module::kernel::$function($($argument),*))
-            }
-            Err(reason) => {
-                announce_fallback($op, &reason);
-                announce($op, $pass, "generic");
-                $module::generic::$function::<Self>($($argument),*)
-            }
-        }
-    };
-}
+/// The convolution, as events name it.
+const CONVOLUTION: &str = "causal_conv1d";
 
 impl TreeSsmOps for CubeBackend {
     fn gated_delta_rule(
-        query: FloatTensor<Self>,
-        key: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        log_decay: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        initial_states: FloatTensor<Self>,
+        inputs: Inputs,
         recurrence: TreeRecurrence,
         settings: GatedDeltaRuleSettings,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let inputs = Inputs {
-            query,
-            key,
-            value,
-            log_decay,
-            beta,
-            initial_states,
-        };
+    ) -> (FloatTensor<Self>, Saved) {
         match implementation(&inputs, &recurrence, settings) {
-            Some(implementation) => {
-                let it = kernels::forward(implementation, inputs, &recurrence, settings.scale);
-                probed((it.output, it.states, it.inverse))
+            Some(chosen) => {
+                let (output, saved) = kernels::forward(chosen, inputs, &recurrence, settings.scale);
+                probe(&output);
+                (output, saved)
             }
             None => {
                 announce(kernels::OP, "forward", "generic");
@@ -80,56 +42,27 @@ impl TreeSsmOps for CubeBackend {
     }
 
     fn gated_delta_rule_backward(
-        query: FloatTensor<Self>,
-        key: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        log_decay: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        initial_states: FloatTensor<Self>,
-        states: FloatTensor<Self>,
-        inverse: FloatTensor<Self>,
+        inputs: Inputs,
+        saved: Saved,
         grad_output: FloatTensor<Self>,
         grad_states: FloatTensor<Self>,
         recurrence: TreeRecurrence,
         settings: GatedDeltaRuleSettings,
-    ) -> (
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-    ) {
-        let inputs = Inputs {
-            query,
-            key,
-            value,
-            log_decay,
-            beta,
-            initial_states,
-        };
-        let saved = Saved { states, inverse };
+    ) -> Gradients {
+        let grads = (grad_output, grad_states);
         match implementation(&inputs, &recurrence, settings) {
-            Some(implementation) => {
-                let it = kernels::backward(
-                    implementation,
-                    inputs,
-                    saved,
-                    grad_output,
-                    grad_states,
-                    &recurrence,
-                    settings.scale,
-                );
-                let gates = (it.log_decay, it.beta, it.initial_states);
-                probed((it.query, it.key, it.value, gates.0, gates.1, gates.2))
+            Some(chosen) => {
+                let scale = settings.scale;
+                let gradients = kernels::backward(chosen, inputs, saved, grads, &recurrence, scale);
+                probe(&gradients.query);
+                gradients
             }
             None => {
                 announce(kernels::OP, "backward", "generic");
                 gated_delta_rule::generic::backward::<Self>(
                     inputs,
                     saved,
-                    grad_output,
-                    grad_states,
+                    grads,
                     &recurrence,
                     settings,
                 )
@@ -138,50 +71,40 @@ impl TreeSsmOps for CubeBackend {
     }
 
     fn causal_conv1d(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        initial_tails: FloatTensor<Self>,
+        inputs: ConvolutionInputs<Self>,
         plan: Arc<ConvolutionPlan>,
         settings: ConvolutionSettings,
-    ) -> (
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-        FloatTensor<Self>,
-    ) {
-        kernel_if!(
-            check_dtypes(&[&x, &weight]).and_then(|()| causal_conv1d::kernel::check(&plan)),
-            "causal_conv1d",
-            "forward",
-            causal_conv1d::forward(x, weight, initial_tails, &plan, settings)
-        )
+    ) -> ConvolutionOutputs<Self> {
+        if has_convolution_kernels(&inputs, &plan, "forward") {
+            let outputs = causal_conv1d::kernels::forward(inputs, &plan, settings);
+            probe(&outputs.first);
+            outputs
+        } else {
+            causal_conv1d::generic::forward::<Self>(inputs, &plan, settings)
+        }
     }
 
     fn causal_conv1d_backward(
-        x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
-        initial_tails: FloatTensor<Self>,
-        grad_first: FloatTensor<Self>,
-        grad_second: FloatTensor<Self>,
-        grad_third: FloatTensor<Self>,
-        grad_tails: FloatTensor<Self>,
+        inputs: ConvolutionInputs<Self>,
+        grads: ConvolutionOutputs<Self>,
         plan: Arc<ConvolutionPlan>,
         settings: ConvolutionSettings,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let grads = [grad_first, grad_second, grad_third];
-        kernel_if!(
-            check_dtypes(&[&x, &weight]).and_then(|()| causal_conv1d::kernel::check(&plan)),
-            "causal_conv1d",
-            "backward",
-            causal_conv1d::backward(x, weight, initial_tails, grads, grad_tails, &plan, settings)
-        )
+    ) -> ConvolutionGradients<Self> {
+        if has_convolution_kernels(&inputs, &plan, "backward") {
+            let gradients = causal_conv1d::kernels::backward(inputs, grads, &plan, settings);
+            probe(&gradients.x);
+            gradients
+        } else {
+            causal_conv1d::generic::backward::<Self>(inputs, grads, &plan, settings)
+        }
     }
 }
 
-/// What runs on the tensors' device; `None` for the bodies from primitives, with a warning unless they
-/// are asked for. (The public function refused what was asked for and cannot run.)
+/// The kernels of the gated delta rule that run on the device of the tensors; `None` for the bodies
+/// from primitives, with a warning unless they are asked for. (The public function has refused
+/// kernels that are asked for and cannot run.)
 fn implementation(
-    inputs: &Inputs<FloatTensor<CubeBackend>>,
+    inputs: &Inputs,
     recurrence: &TreeRecurrence,
     settings: GatedDeltaRuleSettings,
 ) -> Option<Kernels> {
@@ -198,4 +121,35 @@ fn implementation(
         announce_fallback(kernels::OP, &reason);
         None
     })
+}
+
+/// Whether kernels of the convolution run, which is announced; with a warning if not.
+fn has_convolution_kernels(
+    inputs: &ConvolutionInputs<CubeBackend>,
+    plan: &ConvolutionPlan,
+    pass: &'static str,
+) -> bool {
+    let available = check_dtypes(&[&inputs.x, &inputs.weight])
+        .and_then(|()| causal_conv1d::kernels::check(plan));
+    let name = match &available {
+        Ok(()) => Kernels::Portable.name(),
+        Err(reason) => {
+            announce_fallback(CONVOLUTION, reason);
+            "generic"
+        }
+    };
+    announce(CONVOLUTION, pass, name);
+    available.is_ok()
+}
+
+/// Refuses tensors of other dtypes than those of the kernels.
+fn check_dtypes(tensors: &[&CubeTensor]) -> Result<(), Unavailable> {
+    let without = tensors.iter().find(|tensor| !has_kernels(&[tensor]));
+    match without {
+        None => Ok(()),
+        Some(tensor) => Err(Unavailable(format!(
+            "{:?} tensors; f32, f16 or bf16 are needed",
+            tensor.dtype
+        ))),
+    }
 }

@@ -5,12 +5,21 @@ use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::{Bytes, DType, Element, Shape, bf16, f16};
 use burn_flex::{FlexTensor, Layout};
 use burn_tree_kit::cpu::Storage;
-
-use crate::gated_delta_rule::native::{self, Problem, Results, Shapes};
-use crate::gated_delta_rule::{self, GatedDeltaRuleSettings, Inputs, Saved, lowest_log_decay};
-use crate::{TreeRecurrence, TreeSsmOps};
 use burn_tree_kit::dtype::at_least_f32;
 use burn_tree_kit::implementation::Implementation;
+
+use crate::gated_delta_rule::native::{self, Problem, Results, Shapes};
+use crate::gated_delta_rule::settings::lowest_log_decay;
+use crate::gated_delta_rule::{
+    self, GatedDeltaRuleGradients, GatedDeltaRuleInputs, GatedDeltaRuleSaved,
+    GatedDeltaRuleSettings,
+};
+use crate::ops::TreeSsmOps;
+use crate::recurrence::TreeRecurrence;
+
+type Inputs = GatedDeltaRuleInputs<Flex>;
+type Saved = GatedDeltaRuleSaved<Flex>;
+type Gradients = GatedDeltaRuleGradients<Flex>;
 
 /// A type that a Flex tensor stores. The values computed with are stored by some tensor, too.
 trait FlexFloat: Storage<Compute: Element + bytemuck::Pod> + Element + bytemuck::Pod {}
@@ -29,34 +38,12 @@ macro_rules! with_float {
     };
 }
 
-type Gradients = (
-    FlexTensor,
-    FlexTensor,
-    FlexTensor,
-    FlexTensor,
-    FlexTensor,
-    FlexTensor,
-);
-
 impl TreeSsmOps for Flex {
     fn gated_delta_rule(
-        query: FloatTensor<Self>,
-        key: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        log_decay: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        initial_states: FloatTensor<Self>,
+        inputs: Inputs,
         recurrence: TreeRecurrence,
         settings: GatedDeltaRuleSettings,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let inputs = Inputs {
-            query,
-            key,
-            value,
-            log_decay,
-            beta,
-            initial_states,
-        };
+    ) -> (FloatTensor<Self>, Saved) {
         if settings.implementation == Implementation::Generic {
             return gated_delta_rule::generic::forward::<Self>(inputs, &recurrence, settings);
         }
@@ -65,49 +52,33 @@ impl TreeSsmOps for Flex {
     }
 
     fn gated_delta_rule_backward(
-        query: FloatTensor<Self>,
-        key: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        log_decay: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        initial_states: FloatTensor<Self>,
-        states: FloatTensor<Self>,
-        inverse: FloatTensor<Self>,
+        inputs: Inputs,
+        saved: Saved,
         grad_output: FloatTensor<Self>,
         grad_states: FloatTensor<Self>,
         recurrence: TreeRecurrence,
         settings: GatedDeltaRuleSettings,
     ) -> Gradients {
-        let inputs = Inputs {
-            query,
-            key,
-            value,
-            log_decay,
-            beta,
-            initial_states,
-        };
-        let saved = Saved { states, inverse };
+        let grads = (grad_output, grad_states);
         if settings.implementation == Implementation::Generic {
             return gated_delta_rule::generic::backward::<Self>(
                 inputs,
                 saved,
-                grad_output,
-                grad_states,
+                grads,
                 &recurrence,
                 settings,
             );
         }
         let dtype = inputs.value.dtype();
-        let grads = (grad_output, grad_states);
         with_float!(dtype, backward(inputs, saved, grads, &recurrence, settings))
     }
 }
 
 fn forward<E: FlexFloat>(
-    inputs: Inputs<FlexTensor>,
+    inputs: Inputs,
     recurrence: &TreeRecurrence,
     settings: GatedDeltaRuleSettings,
-) -> (FlexTensor, FlexTensor, FlexTensor) {
+) -> (FlexTensor, Saved) {
     let inputs = contiguous(inputs);
     let problem = problem::<E>(&inputs, recurrence, settings);
     let Shapes {
@@ -118,19 +89,18 @@ fn forward<E: FlexFloat>(
     } = problem.shapes;
     let result = native::forward(&problem);
     let (rows, slots) = (recurrence.rows(), recurrence.n_slots().max(1));
-    (
-        tensor(result.output, [rows, heads, value_dim].into()),
-        tensor(result.states, [slots, heads, key_dim, value_dim].into()),
-        tensor(
-            result.inverse,
-            [rows, heads, recurrence.window_rows()].into(),
-        ),
-    )
+    let columns = recurrence.window_rows();
+    let saved = Saved {
+        states: tensor(result.states, [slots, heads, key_dim, value_dim].into()),
+        inverse: tensor(result.inverse, [rows, heads, columns].into()),
+    };
+    let output = tensor(result.output, [rows, heads, value_dim].into());
+    (output, saved)
 }
 
 fn backward<E: FlexFloat>(
-    inputs: Inputs<FlexTensor>,
-    saved: Saved<FlexTensor>,
+    inputs: Inputs,
+    saved: Saved,
     (grad_output, grad_states): (FlexTensor, FlexTensor),
     recurrence: &TreeRecurrence,
     settings: GatedDeltaRuleSettings,
@@ -147,29 +117,23 @@ fn backward<E: FlexFloat>(
             grad_states: grad_states.storage(),
         },
     );
-    (
-        tensor(it.query, inputs.query.shape()),
-        tensor(it.key, inputs.key.shape()),
-        tensor(it.value, inputs.value.shape()),
-        tensor(it.log_decay, inputs.log_decay.shape()),
-        tensor(it.beta, inputs.beta.shape()),
-        tensor(it.initial_states, inputs.initial_states.shape()),
-    )
-}
-
-fn contiguous(inputs: Inputs<FlexTensor>) -> Inputs<FlexTensor> {
-    Inputs {
-        query: inputs.query.to_contiguous(),
-        key: inputs.key.to_contiguous(),
-        value: inputs.value.to_contiguous(),
-        log_decay: inputs.log_decay.to_contiguous(),
-        beta: inputs.beta.to_contiguous(),
-        initial_states: inputs.initial_states.to_contiguous(),
+    Gradients {
+        query: tensor(it.query, inputs.query.shape()),
+        key: tensor(it.key, inputs.key.shape()),
+        value: tensor(it.value, inputs.value.shape()),
+        log_decay: tensor(it.log_decay, inputs.log_decay.shape()),
+        beta: tensor(it.beta, inputs.beta.shape()),
+        initial_states: tensor(it.initial_states, inputs.initial_states.shape()),
     }
 }
 
+fn contiguous(inputs: Inputs) -> Inputs {
+    let tensors = inputs.into_array();
+    Inputs::from_array(tensors.map(|tensor| tensor.to_contiguous()))
+}
+
 fn problem<'a, E: FlexFloat>(
-    inputs: &'a Inputs<FlexTensor>,
+    inputs: &'a Inputs,
     recurrence: &'a TreeRecurrence,
     settings: GatedDeltaRuleSettings,
 ) -> Problem<'a, E> {
@@ -208,7 +172,7 @@ mod tests {
     use tree_pack::{Segment, TreeLayout};
 
     use super::*;
-    use crate::{GatedDeltaRuleOptions, tree_gated_delta_rule};
+    use crate::gated_delta_rule::{GatedDeltaRuleOptions, tree_gated_delta_rule};
 
     /// The public function runs this implementation, unless the generic one is asked for.
     #[test]

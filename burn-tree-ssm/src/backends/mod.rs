@@ -7,6 +7,6 @@ mod cubecl;
 mod flex;
 
 #[cfg(feature = "ndarray")]
-impl crate::TreeSsmOps for burn::backend::NdArray {}
+impl crate::ops::TreeSsmOps for burn::backend::NdArray {}
 #[cfg(feature = "tch")]
-impl crate::TreeSsmOps for burn::backend::LibTorch {}
+impl crate::ops::TreeSsmOps for burn::backend::LibTorch {}

@@ -9,11 +9,12 @@ use burn_autodiff::{
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
 };
+use burn_tree_kit::autodiff::{OutputGradients, Tracked, backward};
 
-use super::ConvolutionSettings;
-use crate::{ConvolutionPlan, TreeSsmOps};
-use burn_tree_kit::autodiff::OutputGradients;
-use burn_tree_kit::autodiff::{Tracked, backward};
+use super::settings::ConvolutionSettings;
+use super::tensors::{ConvolutionGradients, ConvolutionInputs, ConvolutionOutputs};
+use crate::ops::TreeSsmOps;
+use crate::recurrence::ConvolutionPlan;
 
 #[derive(Debug)]
 struct CausalConv1dBackward;
@@ -40,7 +41,7 @@ impl<B: TreeSsmOps> Backward<B, 3> for CausalConv1dBackward {
         checkpointer: &mut Checkpointer,
     ) {
         backward::<B, _, 3>(ops, grads, |_, state| {
-            let [x, weight, tails] = [state.x, state.weight, state.initial_tails]
+            let [x, weight, initial_tails] = [state.x, state.weight, state.initial_tails]
                 .map(|node| checkpointer.retrieve_node_output::<FloatTensor<B>>(node));
             let (plan, settings) = (state.plan, state.settings);
             let [first, second, third, outgoing] = state.gradients.take();
@@ -55,46 +56,51 @@ impl<B: TreeSsmOps> Backward<B, 3> for CausalConv1dBackward {
                     channels => zeros(plan.rows(), channels),
                 })
             };
-            let (first, second, third) = (output(first, 0), output(second, 1), output(third, 2));
-            let outgoing = outgoing.unwrap_or_else(|| match plan.requested_sources().len() {
-                0 => tails.clone(),
-                rows => zeros(rows, channels),
-            });
-            let gradients = B::causal_conv1d_backward(
-                x.clone(),
+            let grads = ConvolutionOutputs {
+                first: output(first, 0),
+                second: output(second, 1),
+                third: output(third, 2),
+                tails: outgoing.unwrap_or_else(|| match plan.requested_sources().len() {
+                    0 => initial_tails.clone(),
+                    rows => zeros(rows, channels),
+                }),
+            };
+            let inputs = ConvolutionInputs {
+                x: x.clone(),
                 weight,
-                tails,
-                first,
-                second,
-                third,
-                outgoing,
-                plan.clone(),
-                settings,
-            );
-            gradients.into()
+                initial_tails,
+            };
+            let ConvolutionGradients {
+                x,
+                weight,
+                initial_tails,
+            } = B::causal_conv1d_backward(inputs, grads, plan.clone(), settings);
+            [x, weight, initial_tails]
         });
     }
 }
 
 /// The forward pass on an autodiff backend.
-#[allow(clippy::type_complexity)]
 pub(crate) fn forward<B: TreeSsmOps, C: CheckpointStrategy>(
-    x: Tracked<B, C>,
-    weight: Tracked<B, C>,
-    initial_tails: Tracked<B, C>,
+    inputs: ConvolutionInputs<Autodiff<B, C>>,
     plan: Arc<ConvolutionPlan>,
     settings: ConvolutionSettings,
-) -> (Tracked<B, C>, Tracked<B, C>, Tracked<B, C>, Tracked<B, C>) {
-    let outputs: [FloatTensor<B>; 4] = B::causal_conv1d(
-        x.primitive().clone(),
-        weight.primitive().clone(),
-        initial_tails.primitive().clone(),
-        plan.clone(),
-        settings,
-    )
-    .into();
-    let outputs = match CausalConv1dBackward
-        .prepare::<C>([x.node(), weight.node(), initial_tails.node()])
+) -> ConvolutionOutputs<Autodiff<B, C>> {
+    let ConvolutionInputs {
+        x,
+        weight,
+        initial_tails,
+    } = inputs;
+    let primitives = ConvolutionInputs {
+        x: x.primitive().clone(),
+        weight: weight.primitive().clone(),
+        initial_tails: initial_tails.primitive().clone(),
+    };
+    let outputs = B::causal_conv1d(primitives, plan.clone(), settings);
+    let outputs = [outputs.first, outputs.second, outputs.third, outputs.tails];
+    let nodes = [x.node(), weight.node(), initial_tails.node()];
+    let outputs: [Tracked<B, C>; 4] = match CausalConv1dBackward
+        .prepare::<C>(nodes)
         .compute_bound()
         .stateful()
     {
@@ -113,5 +119,11 @@ pub(crate) fn forward<B: TreeSsmOps, C: CheckpointStrategy>(
         }
         OpsKind::UnTracked(_) => outputs.map(Autodiff::<B, C>::from_inner),
     };
-    outputs.into()
+    let [first, second, third, tails] = outputs;
+    ConvolutionOutputs {
+        first,
+        second,
+        third,
+        tails,
+    }
 }

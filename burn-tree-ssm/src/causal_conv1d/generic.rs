@@ -2,25 +2,24 @@
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{FloatDType, IndexingUpdateOp, Shape, Slice};
-
-use super::ConvolutionSettings;
-use crate::ConvolutionPlan;
 use burn_tree_kit::dtype::at_least_f32;
 use burn_tree_kit::primitive::{int_tensor, sigmoid, silu_with_slope};
 
+use super::settings::ConvolutionSettings;
+use super::tensors::{ConvolutionGradients, ConvolutionInputs, ConvolutionOutputs};
+use crate::recurrence::ConvolutionPlan;
+
 /// See [`crate::TreeSsmOps::causal_conv1d`].
 pub(crate) fn forward<B: Backend>(
-    x: FloatTensor<B>,
-    weight: FloatTensor<B>,
-    initial_tails: FloatTensor<B>,
+    inputs: ConvolutionInputs<B>,
     plan: &ConvolutionPlan,
     settings: ConvolutionSettings,
-) -> (
-    FloatTensor<B>,
-    FloatTensor<B>,
-    FloatTensor<B>,
-    FloatTensor<B>,
-) {
+) -> ConvolutionOutputs<B> {
+    let ConvolutionInputs {
+        x,
+        weight,
+        initial_tails,
+    } = inputs;
     let dtype = x.dtype();
     let wide = at_least_f32(dtype);
     let sources = sources::<B>(x, initial_tails, plan, wide);
@@ -34,26 +33,33 @@ pub(crate) fn forward<B: Backend>(
         output = B::float_mul(output.clone(), sigmoid::<B>(output));
     }
     let output = B::float_cast(output, dtype.into());
-    let mut outputs = [0; 3].map(|_| B::float_slice(output.clone(), &[range(0..1), range(0..1)]));
-    for (part, channels) in settings.parts() {
-        let all = range(0..plan.rows());
-        outputs[part] = B::float_slice(output.clone(), &[all, range(channels)]);
+    let [first, second, third] = settings.ranges().map(|channels| {
+        let (rows, channels) = match channels.is_empty() {
+            true => (0..1, 0..1),
+            false => (0..plan.rows(), channels),
+        };
+        B::float_slice(output.clone(), &[range(rows), range(channels)])
+    });
+    ConvolutionOutputs {
+        first,
+        second,
+        third,
+        tails: B::float_cast(tails, dtype.into()),
     }
-    let [first, second, third] = outputs;
-    (first, second, third, B::float_cast(tails, dtype.into()))
 }
 
 /// See [`crate::TreeSsmOps::causal_conv1d_backward`].
-#[allow(clippy::type_complexity)]
 pub(crate) fn backward<B: Backend>(
-    x: FloatTensor<B>,
-    weight: FloatTensor<B>,
-    initial_tails: FloatTensor<B>,
-    grad_outputs: [FloatTensor<B>; 3],
-    grad_tails: FloatTensor<B>,
+    inputs: ConvolutionInputs<B>,
+    grads: ConvolutionOutputs<B>,
     plan: &ConvolutionPlan,
     settings: ConvolutionSettings,
-) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
+) -> ConvolutionGradients<B> {
+    let ConvolutionInputs {
+        x,
+        weight,
+        initial_tails,
+    } = inputs;
     let (dtype, weight_dtype) = (x.dtype(), weight.dtype());
     let wide = at_least_f32(dtype);
     let (rows, tail_rows, kernel_size) = (plan.rows(), plan.tail_rows(), plan.kernel_size());
@@ -61,6 +67,7 @@ pub(crate) fn backward<B: Backend>(
     let taps = taps::<B>(&sources, plan);
     let weight = B::float_cast(weight, wide);
 
+    let grad_outputs = [grads.first, grads.second, grads.third];
     let parts = settings.parts().map(|(part, _)| grad_outputs[part].clone());
     let mut grad = B::float_cast(B::float_cat(parts.collect(), 1), wide);
     if settings.silu {
@@ -86,7 +93,7 @@ pub(crate) fn backward<B: Backend>(
         grad_sources = add_rows::<B>(grad_sources, &indices, along);
     }
     if !plan.requested_sources().is_empty() {
-        let grad_tails = B::float_cast(grad_tails, wide);
+        let grad_tails = B::float_cast(grads.tails, wide);
         grad_sources = add_rows::<B>(grad_sources, plan.requested_sources(), grad_tails);
     }
     grad_weight.reverse();
@@ -101,11 +108,11 @@ pub(crate) fn backward<B: Backend>(
         0 => initial_tails,
         _ => rows_of(rows..rows + tail_rows),
     };
-    (
-        rows_of(0..rows),
-        B::float_cast(grad_weight, weight_dtype.into()),
-        grad_tails,
-    )
+    ConvolutionGradients {
+        x: rows_of(0..rows),
+        weight: B::float_cast(grad_weight, weight_dtype.into()),
+        initial_tails: grad_tails,
+    }
 }
 
 /// Rows, incoming tails and a row of zeros: what sources are numbers of.

@@ -1,10 +1,11 @@
 //! The definition, token by token, written to be read.
 
 use burn::tensor::{DType, Tensor, activation::silu};
-
-use super::{CausalConv1dOptions, CausalConv1dOutput};
-use crate::TreeRecurrence;
 use burn_tree_kit::check::Check;
+
+use super::check;
+use super::settings::{CausalConv1dOptions, CausalConv1dOutput};
+use crate::recurrence::TreeRecurrence;
 
 /// See [`super::tree_causal_conv1d`].
 ///
@@ -20,7 +21,7 @@ pub fn tree_causal_conv1d(
     let check = Check {
         op: "tree_causal_conv1d",
     };
-    super::checked(check, &x, &weight, recurrence, initial_tails.as_ref())
+    check::check(check, &x, &weight, recurrence, initial_tails.as_ref())
         .unwrap_or_else(|error| panic!("{error}"));
     let dtype = x.dtype();
     let wide = match dtype {

@@ -14,12 +14,12 @@ use burn_autodiff::{
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
 };
+use burn_tree_kit::autodiff::Tracked;
 
-use super::{GatedDeltaRuleSettings, Inputs, Saved};
-use crate::{TreeRecurrence, TreeSsmOps};
-
-/// A float tensor of the autodiff backend around `B`.
-type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
+use super::settings::GatedDeltaRuleSettings;
+use super::tensors::{GatedDeltaRuleInputs, GatedDeltaRuleSaved};
+use crate::ops::TreeSsmOps;
+use crate::recurrence::TreeRecurrence;
 
 /// The gradient of the states after the requested rows, once known.
 type StatesGradient<B> = Arc<Mutex<Option<FloatTensor<B>>>>;
@@ -29,8 +29,8 @@ struct GatedDeltaRule;
 
 #[derive(Clone, Debug)]
 struct State<B: TreeSsmOps> {
-    inputs: Inputs<NodeId>,
-    saved: Saved<FloatTensor<B>>,
+    inputs: [NodeId; 6],
+    saved: GatedDeltaRuleSaved<B>,
     grad_states: StatesGradient<B>,
     recurrence: TreeRecurrence,
     settings: GatedDeltaRuleSettings,
@@ -59,21 +59,16 @@ impl<B: TreeSsmOps> Backward<B, 6> for GatedDeltaRule {
             let dtype = saved.states.dtype().into();
             B::float_zeros(shape, &saved.states.device(), dtype)
         });
+        let inputs = inputs.map(|node| checkpointer.retrieve_node_output(node));
         let gradients = B::gated_delta_rule_backward(
-            checkpointer.retrieve_node_output(inputs.query),
-            checkpointer.retrieve_node_output(inputs.key),
-            checkpointer.retrieve_node_output(inputs.value),
-            checkpointer.retrieve_node_output(inputs.log_decay),
-            checkpointer.retrieve_node_output(inputs.beta),
-            checkpointer.retrieve_node_output(inputs.initial_states),
-            saved.states,
-            saved.inverse,
+            GatedDeltaRuleInputs::from_array(inputs),
+            saved,
             grad_output,
             grad_states,
             recurrence,
             settings,
         );
-        for (parent, gradient) in ops.parents.into_iter().zip(<[_; 6]>::from(gradients)) {
+        for (parent, gradient) in ops.parents.into_iter().zip(gradients.into_array()) {
             if let Some(parent) = parent {
                 grads.register::<B>(parent.id, gradient);
             }
@@ -130,49 +125,28 @@ fn take<T>(cell: &Mutex<Option<T>>) -> Option<T> {
 
 /// The forward pass on an autodiff backend.
 pub(crate) fn forward<B: TreeSsmOps, C: CheckpointStrategy>(
-    inputs: Inputs<Tracked<B, C>>,
+    inputs: GatedDeltaRuleInputs<Autodiff<B, C>>,
     recurrence: TreeRecurrence,
     settings: GatedDeltaRuleSettings,
-) -> (Tracked<B, C>, Tracked<B, C>, Tracked<B, C>) {
-    let (output, states, inverse) = B::gated_delta_rule(
-        inputs.query.primitive().clone(),
-        inputs.key.primitive().clone(),
-        inputs.value.primitive().clone(),
-        inputs.log_decay.primitive().clone(),
-        inputs.beta.primitive().clone(),
-        inputs.initial_states.primitive().clone(),
+) -> (Tracked<B, C>, GatedDeltaRuleSaved<Autodiff<B, C>>) {
+    let inputs = inputs.into_array();
+    let primitives = inputs.each_ref().map(|tensor| tensor.primitive().clone());
+    let (output, saved) = B::gated_delta_rule(
+        GatedDeltaRuleInputs::from_array(primitives),
         recurrence.clone(),
         settings,
     );
     let requested = recurrence.requested_rows().len();
     let grad_states = StatesGradient::<B>::default();
-    let nodes = [
-        inputs.query.node(),
-        inputs.key.node(),
-        inputs.value.node(),
-        inputs.log_decay.node(),
-        inputs.beta.node(),
-        inputs.initial_states.node(),
-    ];
     let output = match GatedDeltaRule
-        .prepare::<C>(nodes)
+        .prepare::<C>(inputs.each_ref().map(|tensor| tensor.node()))
         .compute_bound()
         .stateful()
     {
         OpsKind::Tracked(mut prep) => {
             let state = State {
-                inputs: Inputs {
-                    query: prep.checkpoint(&inputs.query),
-                    key: prep.checkpoint(&inputs.key),
-                    value: prep.checkpoint(&inputs.value),
-                    log_decay: prep.checkpoint(&inputs.log_decay),
-                    beta: prep.checkpoint(&inputs.beta),
-                    initial_states: prep.checkpoint(&inputs.initial_states),
-                },
-                saved: Saved {
-                    states: states.clone(),
-                    inverse: inverse.clone(),
-                },
+                inputs: inputs.each_ref().map(|tensor| prep.checkpoint(tensor)),
+                saved: saved.clone(),
                 grad_states: grad_states.clone(),
                 recurrence,
                 settings,
@@ -181,11 +155,22 @@ pub(crate) fn forward<B: TreeSsmOps, C: CheckpointStrategy>(
         }
         OpsKind::UnTracked(prep) => prep.finish(output),
     };
-    let inverse = Autodiff::<B, C>::from_inner(inverse);
-    if requested == 0 {
-        return (output, Autodiff::<B, C>::from_inner(states), inverse);
-    }
-    let states = match States
+    let states = match requested {
+        0 => Autodiff::<B, C>::from_inner(saved.states),
+        requested => tracked_states::<B, C>(&output, saved.states, requested, grad_states),
+    };
+    let inverse = Autodiff::<B, C>::from_inner(saved.inverse);
+    (output, GatedDeltaRuleSaved { states, inverse })
+}
+
+/// The states as a child of the output.
+fn tracked_states<B: TreeSsmOps, C: CheckpointStrategy>(
+    output: &Tracked<B, C>,
+    states: FloatTensor<B>,
+    requested: usize,
+    grad_states: StatesGradient<B>,
+) -> Tracked<B, C> {
+    match States
         .prepare::<C>([output.node()])
         .compute_bound()
         .stateful()
@@ -199,6 +184,5 @@ pub(crate) fn forward<B: TreeSsmOps, C: CheckpointStrategy>(
             prep.finish(state, states)
         }
         OpsKind::UnTracked(prep) => prep.finish(states),
-    };
-    (output, states, inverse)
+    }
 }

@@ -1,11 +1,16 @@
 //! Checks of the arguments, before dispatch.
 
-use burn::tensor::{DType, Device, FloatDType, Tensor};
-
-use super::{GatedDeltaRuleError, GatedDeltaRuleOptions, GatedDeltaRuleSettings};
-use crate::TreeRecurrence;
+use burn::tensor::{DType, FloatDType, Tensor};
+use burn_tree_kit::check::{ArgumentError, Check};
 use burn_tree_kit::dtype::at_least_f32;
 use burn_tree_kit::implementation::Implementation;
+
+use super::settings::{GatedDeltaRuleOptions, GatedDeltaRuleSettings};
+use crate::recurrence::TreeRecurrence;
+
+const CHECK: Check = Check {
+    op: "tree_gated_delta_rule",
+};
 
 /// The tensors of a call.
 pub(super) struct Arguments<'a> {
@@ -21,7 +26,7 @@ pub(super) fn check(
     arguments: &Arguments<'_>,
     recurrence: &TreeRecurrence,
     options: GatedDeltaRuleOptions,
-) -> Result<GatedDeltaRuleSettings, GatedDeltaRuleError> {
+) -> Result<GatedDeltaRuleSettings, ArgumentError> {
     check_shapes(arguments, recurrence)?;
     check_dtypes(arguments)?;
     check_devices(arguments)?;
@@ -33,81 +38,43 @@ pub(super) fn check(
 fn check_shapes(
     arguments: &Arguments<'_>,
     recurrence: &TreeRecurrence,
-) -> Result<(), GatedDeltaRuleError> {
-    let expect = |tensor, dimension, found, expected, reason| {
-        if found == expected {
-            Ok(())
-        } else {
-            Err(GatedDeltaRuleError::Shape {
-                tensor,
-                dimension,
-                found,
-                expected,
-                reason,
-            })
-        }
-    };
-    let (query, key) = (arguments.query.dims(), arguments.key.dims());
-    let value = arguments.value.dims();
-    let (log_decay, beta) = (arguments.log_decay.dims(), arguments.beta.dims());
-    let of_recurrence = "of the recurrence";
-    for (tensor, batch, length) in [
-        ("query", query[0], query[1]),
-        ("key", key[0], key[1]),
-        ("value", value[0], value[1]),
-        ("log_decay", log_decay[0], log_decay[1]),
-        ("beta", beta[0], beta[1]),
-    ] {
-        let (batches, rows) = (recurrence.batch_size(), recurrence.row_length());
-        expect(tensor, "batch size", batch, batches, of_recurrence)?;
-        expect(tensor, "row count", length, rows, of_recurrence)?;
-    }
-    expect("key", "head count", key[2], query[2], "of the query")?;
-    expect("key", "head dimension", key[3], query[3], "of the query")?;
-    expect(
-        "log_decay",
-        "head count",
-        log_decay[2],
-        value[2],
-        "of the value",
-    )?;
-    expect("beta", "head count", beta[2], value[2], "of the value")?;
-    if query[2] == 0 || value[2] == 0 || !value[2].is_multiple_of(query[2]) {
-        return Err(GatedDeltaRuleError::Heads {
-            value_heads: value[2],
-            key_heads: query[2],
+) -> Result<(), ArgumentError> {
+    let (query, value) = (arguments.query.dims(), arguments.value.dims());
+    let (batch, rows) = (recurrence.batch_size(), recurrence.row_length());
+    let [_, _, key_heads, key_dim] = query;
+    let [_, _, value_heads, value_dim] = value;
+    let of_recurrence = "batch and rows of the recurrence";
+    let expected = [batch, rows, key_heads, key_dim];
+    CHECK.shape("query", &query, &expected, of_recurrence)?;
+    let reason = "batch and rows of the recurrence, heads of the query";
+    CHECK.shape("key", &arguments.key.dims(), &expected, reason)?;
+    let expected = [batch, rows, value_heads, value_dim];
+    CHECK.shape("value", &value, &expected, of_recurrence)?;
+    let reason = "batch and rows of the recurrence, heads of the value";
+    let expected = [batch, rows, value_heads];
+    CHECK.shape("log_decay", &arguments.log_decay.dims(), &expected, reason)?;
+    CHECK.shape("beta", &arguments.beta.dims(), &expected, reason)?;
+    CHECK.not_empty("query", &query)?;
+    CHECK.not_empty("value", &value)?;
+    if !value_heads.is_multiple_of(key_heads) {
+        return Err(ArgumentError::Shape {
+            op: CHECK.op,
+            tensor: "value",
+            found: value.to_vec(),
+            expected: format!("as many heads as a multiple of the {key_heads} of query and key"),
         });
     }
-    for (tensor, dim) in [("query", query[3]), ("value", value[3])] {
-        if dim == 0 {
-            return Err(GatedDeltaRuleError::EmptyHead { tensor });
-        }
-    }
-    check_sizes(recurrence, value[2], [query[3], value[3]])?;
-    check_initial_states(recurrence, arguments.initial_states)?;
-    if let Some(states) = arguments.initial_states {
-        let [_, heads, key_dim, value_dim] = states.dims();
-        let tensor = "initial_states";
-        expect(tensor, "head count", heads, value[2], "of the value")?;
-        expect(tensor, "key dimension", key_dim, query[3], "of the query")?;
-        expect(
-            tensor,
-            "value dimension",
-            value_dim,
-            value[3],
-            "of the value",
-        )?;
-    }
-    Ok(())
+    let state = [value_heads, key_dim, value_dim];
+    check_sizes(recurrence, state)?;
+    check_initial_states(recurrence, arguments.initial_states, state)
 }
 
-/// Refuses calls of which a tensor, in any implementation, has more numbers than there are addresses
-/// for at 8 bytes each.
+/// Refuses calls of which a tensor, in any implementation, has more numbers than there are
+/// addresses for at 8 bytes each.
 fn check_sizes(
     recurrence: &TreeRecurrence,
-    heads: usize,
-    [key_dim, value_dim]: [usize; 2],
-) -> Result<(), GatedDeltaRuleError> {
+    [heads, key_dim, value_dim]: [usize; 3],
+) -> Result<(), ArgumentError> {
     let (rows, windows) = (recurrence.rows(), recurrence.n_windows());
     let columns = recurrence.window_rows().next_power_of_two();
     let grads = recurrence.requested_rows().len() + recurrence.n_paths();
@@ -124,84 +91,90 @@ fn check_sizes(
             .iter()
             .try_fold(size_of::<f64>(), |bytes, &size| bytes.checked_mul(size));
         if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
-            return Err(GatedDeltaRuleError::TooLarge { what, shape });
-        }
-    }
-    Ok(())
-}
-
-/// As many initial states as the roots of the recurrence name.
-pub(super) fn check_initial_states(
-    recurrence: &TreeRecurrence,
-    initial_states: Option<&Tensor<4>>,
-) -> Result<(), GatedDeltaRuleError> {
-    let found = initial_states.map_or(0, |states| states.dims()[0]);
-    let expected = recurrence.n_initial_states();
-    // A tensor without states is not none.
-    match found == expected && (found > 0 || initial_states.is_none()) {
-        true => Ok(()),
-        false => Err(GatedDeltaRuleError::InitialStates { found, expected }),
-    }
-}
-
-fn check_dtypes(arguments: &Arguments<'_>) -> Result<(), GatedDeltaRuleError> {
-    let dtype = arguments.value.dtype();
-    for (tensor, found) in [("value", dtype), ("beta", arguments.beta.dtype())] {
-        if !matches!(found, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
-            return Err(GatedDeltaRuleError::UnsupportedDType { tensor, found });
-        }
-    }
-    let wide = DType::from(at_least_f32(dtype));
-    let (of_value, gates) = ("the value's dtype", "gates and states are at least f32");
-    let states = arguments.initial_states.map(|states| states.dtype());
-    for (tensor, found, expected, reason) in [
-        ("query", arguments.query.dtype(), dtype, of_value),
-        ("key", arguments.key.dtype(), dtype, of_value),
-        ("log_decay", arguments.log_decay.dtype(), wide, gates),
-        ("initial_states", states.unwrap_or(wide), wide, gates),
-    ] {
-        if found != expected {
-            return Err(GatedDeltaRuleError::DType {
-                tensor,
-                found,
-                expected,
-                reason,
+            return Err(ArgumentError::TooLarge {
+                op: CHECK.op,
+                what,
+                shape: shape.to_vec(),
             });
         }
     }
     Ok(())
 }
 
-fn check_devices(arguments: &Arguments<'_>) -> Result<(), GatedDeltaRuleError> {
+/// As many initial states as the roots of the recurrence name, each of shape `[HV, DK, DV]`.
+pub(super) fn check_initial_states(
+    recurrence: &TreeRecurrence,
+    initial_states: Option<&Tensor<4>>,
+    [heads, key_dim, value_dim]: [usize; 3],
+) -> Result<(), ArgumentError> {
+    let (op, tensor) = (CHECK.op, "initial_states");
+    let states = recurrence.n_initial_states();
+    let expected = [states, heads, key_dim, value_dim];
+    match initial_states {
+        None if states == 0 => Ok(()),
+        None => Err(ArgumentError::Missing {
+            op,
+            tensor,
+            expected: format!("{expected:?}: roots of the recurrence have initial states"),
+        }),
+        // Not even a tensor without states.
+        Some(found) if states == 0 => Err(ArgumentError::Shape {
+            op,
+            tensor,
+            found: found.dims().to_vec(),
+            expected: "none: no root of the recurrence has an initial state".to_owned(),
+        }),
+        Some(found) => {
+            let reason = "initial states of the recurrence, heads of the value, \
+                          dimensions of query and value";
+            CHECK.shape(tensor, &found.dims(), &expected, reason)
+        }
+    }
+}
+
+fn check_dtypes(arguments: &Arguments<'_>) -> Result<(), ArgumentError> {
+    let dtype = arguments.value.dtype();
+    CHECK.float("value", dtype)?;
+    CHECK.float("beta", arguments.beta.dtype())?;
+    CHECK.same_dtype("query", arguments.query.dtype(), "value", dtype)?;
+    CHECK.same_dtype("key", arguments.key.dtype(), "value", dtype)?;
+    let wide = DType::from(at_least_f32(dtype));
+    let states = arguments.initial_states.map(|states| states.dtype());
+    for (tensor, found) in [
+        ("log_decay", arguments.log_decay.dtype()),
+        ("initial_states", states.unwrap_or(wide)),
+    ] {
+        if found != wide {
+            return Err(ArgumentError::DType {
+                op: CHECK.op,
+                tensor,
+                found,
+                expected: format!("{wide:?} (gates and states are at least f32)"),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn check_devices(arguments: &Arguments<'_>) -> Result<(), ArgumentError> {
     let device = arguments.value.device();
     let states = arguments.initial_states.map(|states| states.device());
-    for (tensor, other) in [
+    for (tensor, found) in [
         ("query", arguments.query.device()),
         ("key", arguments.key.device()),
         ("log_decay", arguments.log_decay.device()),
         ("beta", arguments.beta.device()),
         ("initial_states", states.unwrap_or_else(|| device.clone())),
     ] {
-        if !same_device(&other, &device) {
-            return Err(GatedDeltaRuleError::Device {
-                tensor,
-                found: format!("{other:?}"),
-                expected: format!("{device:?}"),
-            });
-        }
+        CHECK.same_device(tensor, found, "value", device.clone())?;
     }
     Ok(())
-}
-
-/// Whether tensors on both devices can be combined: the same device, with or without autodiff.
-fn same_device(a: &Device, b: &Device) -> bool {
-    a.clone().inner() == b.clone().inner()
 }
 
 fn resolve(
     options: GatedDeltaRuleOptions,
     arguments: &Arguments<'_>,
-) -> Result<GatedDeltaRuleSettings, GatedDeltaRuleError> {
+) -> Result<GatedDeltaRuleSettings, ArgumentError> {
     let key_dim = arguments.query.dims()[3];
     let scale = options
         .scale
@@ -212,8 +185,9 @@ fn resolve(
         _ => (f64::from(scale as f32), "0 or a number in the range of f32"),
     };
     if !rounded.is_finite() || (rounded == 0.0 && scale != 0.0) {
-        return Err(GatedDeltaRuleError::Option {
-            option: "scale",
+        return Err(ArgumentError::Number {
+            op: CHECK.op,
+            argument: "option `scale`",
             value: scale,
             expected,
         });
@@ -230,7 +204,7 @@ fn check_implementation(
     requested: Implementation,
     arguments: &Arguments<'_>,
     recurrence: &TreeRecurrence,
-) -> Result<(), GatedDeltaRuleError> {
+) -> Result<(), ArgumentError> {
     use Implementation::{Automatic, Generic};
     if matches!(requested, Automatic | Generic) {
         return Ok(());
@@ -240,7 +214,7 @@ fn check_implementation(
     let reason = match device.as_dispatch() {
         #[cfg(feature = "cubecl-backend")]
         burn::backend::DispatchDevice::Cube(device) => {
-            use super::kernels::{Dims, select};
+            use super::kernels::{call::Dims, select};
             let dims = Dims::of_shapes(arguments.query.dims(), value.dims());
             let window_rows = recurrence.window_rows();
             match select(requested, device, value.dtype(), &dims, window_rows) {
@@ -251,7 +225,11 @@ fn check_implementation(
         #[allow(unreachable_patterns, reason = "there may be no other backend")]
         _ => format!("there are no kernels for {device:?}"),
     };
-    Err(GatedDeltaRuleError::Implementation { requested, reason })
+    Err(ArgumentError::Implementation {
+        op: CHECK.op,
+        requested,
+        reason,
+    })
 }
 
 #[cfg(test)]
@@ -275,12 +253,12 @@ mod tests {
             }],
         };
         let recurrence = TreeRecurrence::from_layouts(&[layout], 2);
-        let error = |recurrence: &TreeRecurrence, heads, dims| {
-            check_sizes(recurrence, heads, dims)
+        let error = |recurrence: &TreeRecurrence, heads, [key_dim, value_dim]: [usize; 2]| {
+            check_sizes(recurrence, [heads, key_dim, value_dim])
                 .expect_err("too large")
                 .to_string()
         };
-        check_sizes(&recurrence, 1 << 19, [1 << 20; 2]).unwrap();
+        check_sizes(&recurrence, [1 << 19, 1 << 20, 1 << 20]).unwrap();
         assert_eq!(
             error(&recurrence, 4, [1 << 29; 2]),
             "tree_gated_delta_rule: the states of shape [1, 4, 536870912, 536870912] exceed 2^63 - 1 \

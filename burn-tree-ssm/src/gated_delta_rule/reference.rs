@@ -1,11 +1,11 @@
 //! The definition, token by token, written to be read: slow, and differentiable by Burn.
 
 use burn::tensor::{DType, Tensor};
+use burn_tree_kit::dtype::at_least_f32;
 
 use super::check::check_initial_states;
-use super::{GatedDeltaRuleOptions, GatedDeltaRuleOutput};
-use crate::TreeRecurrence;
-use burn_tree_kit::dtype::at_least_f32;
+use super::settings::{GatedDeltaRuleOptions, GatedDeltaRuleOutput};
+use crate::recurrence::TreeRecurrence;
 
 /// See [`super::tree_gated_delta_rule`].
 ///
@@ -22,10 +22,11 @@ pub fn tree_gated_delta_rule(
     initial_states: Option<Tensor<4>>,
     options: GatedDeltaRuleOptions,
 ) -> GatedDeltaRuleOutput {
-    check_initial_states(recurrence, initial_states.as_ref())
-        .unwrap_or_else(|error| panic!("{error}"));
     let [batch, length, key_heads, key_dim] = query.dims();
     let [_, _, heads, value_dim] = value.dims();
+    let state = [heads, key_dim, value_dim];
+    check_initial_states(recurrence, initial_states.as_ref(), state)
+        .unwrap_or_else(|error| panic!("{error}"));
     let (dtype, device) = (value.dtype(), value.device());
     let wide = DType::from(at_least_f32(dtype));
     let scale = options.scale.unwrap_or((key_dim as f64).powf(-0.5));

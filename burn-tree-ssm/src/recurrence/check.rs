@@ -2,8 +2,9 @@
 
 use tree_pack::TreeLayout;
 
+use super::error::RecurrenceError;
+use super::limits::MAX_ROWS;
 use super::tree::Tree;
-use super::{MAX_ROWS, RecurrenceError};
 
 /// The rows of layouts that are checked, every root starting from zero.
 pub(super) fn tree_of(layouts: &[TreeLayout], row_length: usize) -> Result<Tree, RecurrenceError> {

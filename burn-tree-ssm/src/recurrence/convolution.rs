@@ -1,11 +1,10 @@
-//! Which tokens the taps of a causal convolution read, and which taps read a token.
+//! Which tokens the taps of a causal convolution read.
 
 use tree_pack::IndexMemory;
 
-use super::{RecurrenceError, TreeRecurrence};
-
-/// Readers that one unit sums at least: with fewer, cutting the sum in parts is slower.
-const MIN_PART: usize = 16;
+use super::error::RecurrenceError;
+use super::readers::Readers;
+use super::tree::Tree;
 
 /// The taps of a causal convolution with `K` of them over the paths of a batch of trees.
 ///
@@ -27,95 +26,38 @@ pub struct ConvolutionPlan {
     pub(super) device_lists: super::device::DeviceListsCache<super::device::ConvolutionList>,
 }
 
-/// Who reads each of a number of sources, in the order in which gradients are summed.
-///
-/// Tap `t` of row `r` is reader `r * (K + 2) + t`; position `i` of the outgoing tails `[X, K-1]` is
-/// reader `i * (K + 2) + K`. Long lists are cut into parts, which can be summed at the same time:
-/// part `p` is reader `p * (K + 2) + K + 1`, and [`ConvolutionPlan::parts`] has what is in it.
-#[derive(Debug)]
-pub struct Readers {
-    /// `[sources + 1]` where the list of each source starts.
-    pub offsets: Vec<u32>,
-    /// The lists.
-    pub readers: Vec<u32>,
-}
-
 impl ConvolutionPlan {
     pub(super) fn build(
-        recurrence: &TreeRecurrence,
+        tree: &Tree,
+        requested: &[u32],
         kernel_size: usize,
     ) -> Result<Self, RecurrenceError> {
-        let tree = &recurrence.0.tree;
-        let rows = tree.rows();
-        let refuse = RecurrenceError::KernelSize { kernel_size, rows };
-        let above = kernel_size.checked_sub(1).ok_or(refuse.clone())?;
-        let (states, requested) = (tree.n_initial_states(), recurrence.requested_rows());
-        let largest = kernel_size.checked_add(2).and_then(|readers| {
-            [rows, requested.len(), states]
-                .iter()
-                .try_fold(1usize, |sum, count| {
-                    count.checked_mul(readers - 1)?.checked_add(sum)
-                })
-                .and_then(|sum| sum.checked_mul(readers))
-        });
-        if largest.is_none_or(|number| number > i32::MAX as usize) {
-            return Err(refuse);
+        let (rows, states) = (tree.rows(), tree.n_initial_states());
+        let counts = [rows, requested.len(), states];
+        if !is_countable(kernel_size, counts) {
+            return Err(RecurrenceError::KernelSize { kernel_size, rows });
         }
-
+        let above = kernel_size - 1;
         let tail_rows = states * above;
-        let zero = (rows + tail_rows) as u32;
-        let mut sources = Vec::with_capacity(rows * kernel_size);
-        for (row, &parent) in tree.parents.iter().enumerate() {
-            if tree.is_padding(row) {
-                sources.extend(std::iter::repeat_n(zero, kernel_size));
-                continue;
-            }
-            sources.push(row as u32);
-            if parent >= 0 {
-                let start = parent as usize * kernel_size;
-                sources.extend_from_within(start..start + above);
-            } else {
-                let state = tree.initial_state(row);
-                let tail = state.map(|state| rows + state as usize * above);
-                let before = |position: usize| tail.map_or(zero, |tail| (tail + position) as u32);
-                // The last position of a tail is the token before the root.
-                sources.extend((0..above).rev().map(before));
-            }
-        }
-        let of_tail = |&row: &u32| {
-            let start = row as usize * kernel_size;
-            sources[start..start + above].iter().rev().copied()
-        };
-        let requested_sources: Vec<u32> = requested.iter().flat_map(of_tail).collect();
-
-        let taps = sources.iter().enumerate().filter_map(|(index, &source)| {
-            let (row, tap) = (index / kernel_size, index % kernel_size);
-            let direct = row.checked_sub(tap) == Some(source as usize);
-            (!direct).then_some((source, row * (kernel_size + 2) + tap))
-        });
-        let outgoing = requested_sources
+        let sources = sources(tree, kernel_size);
+        let requested_sources: Vec<u32> = requested
             .iter()
-            .enumerate()
-            .map(|(index, &source)| (source, index * (kernel_size + 2) + kernel_size));
-        let reads: Vec<(u32, usize)> = taps.chain(outgoing).collect();
+            .flat_map(|&row| {
+                let start = row as usize * kernel_size;
+                sources[start..start + above].iter().rev().copied()
+            })
+            .collect();
+        let reads = listed_reads(&sources, &requested_sources, kernel_size);
         let mut parts = Readers::default();
         let mut readers = |sources| Readers::new(&reads, sources).cut(&mut parts, kernel_size);
         let row_readers = readers(0..rows);
         let tail_readers = readers(rows..rows + tail_rows);
-        let mut plain_runs = vec![0; rows + 1];
-        for row in (0..rows).rev() {
-            let is_listed = |row| row_readers.offsets[row] < row_readers.offsets[row + 1];
-            let oldest = sources[row * kernel_size + above] as usize;
-            if oldest + above == row && !is_listed(oldest) {
-                plain_runs[row] = plain_runs[row + 1] + 1;
-            }
-        }
         Ok(Self {
             kernel_size,
             rows,
             tail_rows,
+            plain_runs: plain_runs(&sources, &row_readers, kernel_size),
             row_readers,
-            plain_runs,
             tail_readers,
             parts,
             sources,
@@ -162,8 +104,8 @@ impl ConvolutionPlan {
         &self.parts
     }
 
-    /// `[R + 1]` how many rows from each one on are plain: their taps read them and the `K - 1` rows
-    /// before them, the first of which has direct readers only.
+    /// `[R + 1]` how many rows from each one on are plain: their taps read them and the `K - 1`
+    /// rows before them, the first of which has direct readers only.
     pub fn plain_runs(&self) -> &[u32] {
         &self.plain_runs
     }
@@ -192,63 +134,71 @@ impl ConvolutionPlan {
     }
 }
 
-impl Readers {
-    /// Those of the sources in a range, out of pairs of source and reader.
-    fn new(reads: &[(u32, usize)], sources: std::ops::Range<usize>) -> Self {
-        let of_range = || {
-            let reads = reads
-                .iter()
-                .map(|&(source, reader)| (source as usize, reader));
-            reads
-                .filter(|(source, _)| sources.contains(source))
-                .map(|(source, reader)| (source - sources.start, reader))
-        };
-        let mut offsets = vec![0u32; sources.len() + 1];
-        for (source, _) in of_range() {
-            offsets[source + 1] += 1;
-        }
-        for source in 0..sources.len() {
-            offsets[source + 1] += offsets[source];
-        }
-        let mut next = offsets.clone();
-        let mut readers = vec![0; offsets[sources.len()] as usize];
-        for (source, reader) in of_range() {
-            readers[next[source] as usize] = reader as u32;
-            next[source] += 1;
-        }
-        Self { offsets, readers }
-    }
-
-    /// The same with parts, which are added to `parts`, in place of long lists: each about as long
-    /// as there are parts of the list.
-    fn cut(self, parts: &mut Self, kernel_size: usize) -> Self {
-        let mut cut = Self::default();
-        for range in self.offsets.windows(2) {
-            let list = &self.readers[range[0] as usize..range[1] as usize];
-            let part = list.len().isqrt().max(MIN_PART);
-            if list.len() <= part {
-                cut.readers.extend(list);
-            } else {
-                for list in list.chunks(part) {
-                    let index = parts.offsets.len() - 1;
-                    cut.readers
-                        .push((index * (kernel_size + 2) + kernel_size + 1) as u32);
-                    parts.readers.extend(list);
-                    parts.offsets.push(parts.readers.len() as u32);
-                }
-            }
-            cut.offsets.push(cut.readers.len() as u32);
-        }
-        cut
-    }
+/// Whether there is a tap, and all sources and readers of `[rows, requested rows, initial states]`
+/// can be numbered in 31 bits.
+fn is_countable(kernel_size: usize, counts: [usize; 3]) -> bool {
+    let largest = kernel_size.checked_add(2).and_then(|readers| {
+        let sum = counts.iter().try_fold(1usize, |sum, count| {
+            count.checked_mul(readers - 1)?.checked_add(sum)
+        });
+        sum?.checked_mul(readers)
+    });
+    kernel_size > 0 && largest.is_some_and(|number| number <= i32::MAX as usize)
 }
 
-impl Default for Readers {
-    /// Without sources.
-    fn default() -> Self {
-        Self {
-            offsets: vec![0],
-            readers: Vec::new(),
+/// See [`ConvolutionPlan::sources`].
+fn sources(tree: &Tree, kernel_size: usize) -> Vec<u32> {
+    let (rows, above) = (tree.rows(), kernel_size - 1);
+    let zero = (rows + tree.n_initial_states() * above) as u32;
+    let mut sources = Vec::with_capacity(rows * kernel_size);
+    for (row, &parent) in tree.parents.iter().enumerate() {
+        if tree.is_padding(row) {
+            sources.extend(std::iter::repeat_n(zero, kernel_size));
+            continue;
+        }
+        sources.push(row as u32);
+        if parent >= 0 {
+            let start = parent as usize * kernel_size;
+            sources.extend_from_within(start..start + above);
+        } else {
+            let state = tree.initial_state(row);
+            let tail = state.map(|state| rows + state as usize * above);
+            let before = |position: usize| tail.map_or(zero, |tail| (tail + position) as u32);
+            // The last position of a tail is the token before the root.
+            sources.extend((0..above).rev().map(before));
         }
     }
+    sources
+}
+
+/// Pairs of a source and a reader of it (see [`Readers`]), without the direct readers.
+fn listed_reads(
+    sources: &[u32],
+    requested_sources: &[u32],
+    kernel_size: usize,
+) -> Vec<(u32, usize)> {
+    let taps = sources.iter().enumerate().filter_map(|(index, &source)| {
+        let (row, tap) = (index / kernel_size, index % kernel_size);
+        let direct = row.checked_sub(tap) == Some(source as usize);
+        (!direct).then_some((source, row * (kernel_size + 2) + tap))
+    });
+    let outgoing = requested_sources
+        .iter()
+        .enumerate()
+        .map(|(index, &source)| (source, index * (kernel_size + 2) + kernel_size));
+    taps.chain(outgoing).collect()
+}
+
+/// See [`ConvolutionPlan::plain_runs`].
+fn plain_runs(sources: &[u32], row_readers: &Readers, kernel_size: usize) -> Vec<u32> {
+    let (rows, above) = (sources.len() / kernel_size, kernel_size - 1);
+    let is_listed = |row| row_readers.offsets[row] < row_readers.offsets[row + 1];
+    let mut runs = vec![0; rows + 1];
+    for row in (0..rows).rev() {
+        let oldest = sources[row * kernel_size + above] as usize;
+        if oldest + above == row && !is_listed(oldest) {
+            runs[row] = runs[row + 1] + 1;
+        }
+    }
+    runs
 }

@@ -1,18 +1,15 @@
-//! The lists of a recurrence on devices, uploaded on first use.
+//! The lists of a recurrence as kernels find them: on devices, in one buffer.
 //!
 //! Signed numbers are stored as the u32 of the same bits: kernels read them with
 //! `i32::cast_from`.
 
 use std::sync::Arc;
 
-use burn_cubecl::tensor::CubeTensor;
 use burn_tree_kit::cube::{DeviceCache, DeviceSections};
 use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 
-use super::{ConvolutionPlan, TreeRecurrence};
-
-/// Lists of a [`TreeRecurrence`]; see its methods of the same names.
+/// Lists of a [`TreeRecurrence`](crate::TreeRecurrence); see its methods of the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecurrenceList {
     SubtreeEnds,
@@ -39,7 +36,7 @@ pub(crate) enum RunList {
     InitialChildren,
 }
 
-/// Lists of a [`ConvolutionPlan`]; see its methods of the same names.
+/// Lists of a [`ConvolutionPlan`](crate::ConvolutionPlan); see its methods of the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConvolutionList {
     Sources,
@@ -87,7 +84,7 @@ impl ListIndex for ConvolutionList {
 }
 
 impl<L: ListIndex> DeviceLists<L> {
-    fn new(client: &Client, lists: &[&[u32]]) -> Arc<Self> {
+    pub(super) fn new(client: &Client, lists: &[&[u32]]) -> Arc<Self> {
         let sections = DeviceSections::new(client, lists);
         Arc::new(Self {
             sections: sections.expect("the number of rows is limited so that lists can be indexed"),
@@ -114,73 +111,4 @@ impl<L: ListIndex> DeviceLists<L> {
     pub(crate) fn list(&self, list: L) -> BufferArg {
         self.sections.section(list.index())
     }
-}
-
-impl TreeRecurrence {
-    /// The lists on the device of `near`.
-    pub(crate) fn on_device(&self, near: &CubeTensor) -> Arc<DeviceLists<RecurrenceList>> {
-        self.0.device_lists.get(near, |client| {
-            let [slots, entries] = [self.window_slots(), self.path_entries()].map(unsigned);
-            // In the order of `RecurrenceList`.
-            let lists: [&[u32]; _] = [
-                self.subtree_ends(),
-                self.window_starts(),
-                self.window_lengths(),
-                &slots,
-                self.path_offsets(),
-                &entries,
-                self.slot_child_offsets(),
-                self.slot_children(),
-                self.initial_child_offsets(),
-                self.initial_children(),
-            ];
-            DeviceLists::new(client, &lists)
-        })
-    }
-
-    /// The lists of the runs on the device of `near`.
-    pub(crate) fn runs_on_device(&self, near: &CubeTensor) -> Arc<DeviceLists<RunList>> {
-        self.0.run_lists.get(near, |client| {
-            let runs = self.runs();
-            // In the order of `RunList`.
-            let lists: [&[u32]; _] = [
-                &runs.offsets,
-                &unsigned(&runs.entries),
-                &runs.siblings,
-                &runs.slot_child_offsets,
-                &runs.slot_children,
-                &runs.initial_child_offsets,
-                &runs.initial_children,
-            ];
-            DeviceLists::new(client, &lists)
-        })
-    }
-}
-
-impl ConvolutionPlan {
-    /// The lists on the device of `near`.
-    pub(crate) fn on_device(&self, near: &CubeTensor) -> Arc<DeviceLists<ConvolutionList>> {
-        self.device_lists.get(near, |client| {
-            let (rows, tails) = (self.row_readers(), self.tail_readers());
-            let parts = self.parts();
-            // In the order of `ConvolutionList`.
-            let lists: [&[u32]; _] = [
-                self.sources(),
-                self.requested_sources(),
-                self.plain_runs(),
-                &rows.offsets,
-                &rows.readers,
-                &tails.offsets,
-                &tails.readers,
-                &parts.offsets,
-                &parts.readers,
-            ];
-            DeviceLists::new(client, &lists)
-        })
-    }
-}
-
-/// The same bits.
-fn unsigned(values: &[i32]) -> Vec<u32> {
-    values.iter().map(|&value| value as u32).collect()
 }

@@ -3,7 +3,7 @@
 use thiserror::Error;
 use tree_pack::LayoutError;
 
-use super::{MAX_ROWS, MAX_WINDOW_ROWS};
+use super::limits::{MAX_ROWS, MAX_WINDOW_ROWS};
 
 /// A [`TreeRecurrence`](crate::TreeRecurrence) could not be built.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]

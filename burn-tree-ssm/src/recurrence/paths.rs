@@ -3,8 +3,9 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
+use super::limits::ENTRY_ZERO;
+use super::tree::Tree;
 use super::windows::Window;
-use super::{ENTRY_ZERO, Tree};
 
 /// The schedule; see the accessors of [`super::TreeRecurrence`].
 #[derive(Debug, Default)]
@@ -106,6 +107,17 @@ impl Paths {
                 usize::try_from(-2 - i64::from(entry)).ok()
             });
         schedule
+    }
+
+    /// Number of slots.
+    pub(super) fn n_slots(&self) -> usize {
+        self.slot_child_offsets.len() - 1
+    }
+
+    /// Number of initial states.
+    #[cfg(any(feature = "cubecl-backend", feature = "flex"))]
+    pub(super) fn n_initial_states(&self) -> usize {
+        self.initial_child_offsets.len() - 1
     }
 
     /// The paths that start from each of `count` states, as offsets and a list.

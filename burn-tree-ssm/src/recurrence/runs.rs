@@ -2,21 +2,21 @@
 
 use std::ops::Range;
 
-use super::TreeRecurrence;
+use super::paths::Paths;
 
 /// Most paths of a run.
 const MAX_SIBLINGS: usize = 8;
 
-/// Consecutive windows that one cube or task works on, one after the other: either a path, or several paths
-/// of one window each that start from the same state and of which no state is kept. A node with
-/// hundreds of short children costs a gradient of its state per run, not per child.
+/// Consecutive windows that one cube or task works on, one after the other: either a path, or
+/// several paths of one window each that start from the same state and of which no state is kept. A
+/// node with hundreds of short children costs a gradient of its state per run, not per child.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(not(feature = "cubecl-backend"), allow(dead_code))]
 pub(crate) struct Runs {
     /// `[Q + 1]` where the windows of every run start.
     pub(super) offsets: Vec<u32>,
     /// `[Q]` the state with which every run, or each of its windows, starts: see
-    /// [`TreeRecurrence::path_entries`].
+    /// [`TreeRecurrence::path_entries`](crate::TreeRecurrence::path_entries).
     pub(super) entries: Vec<i32>,
     /// `[Q]` 1 if every window starts from the entry, 0 if each continues the one before.
     pub(super) siblings: Vec<u32>,
@@ -48,20 +48,17 @@ impl Runs {
             + size_of_val(self.levels.as_slice())
     }
 
-    pub(super) fn build(recurrence: &TreeRecurrence) -> Self {
-        let path_entries = recurrence.path_entries();
-        let windows = |path: usize| {
-            let offsets = recurrence.path_offsets();
-            offsets[path] as usize..offsets[path + 1] as usize
-        };
-        let is_single = |path: usize| {
-            windows(path).len() == 1 && recurrence.window_slots()[windows(path).start] < 0
-        };
+    pub(super) fn build(paths: &Paths) -> Self {
+        let path_entries = &paths.path_entries;
+        let windows =
+            |path: usize| paths.path_offsets[path] as usize..paths.path_offsets[path + 1] as usize;
+        let is_single =
+            |path: usize| windows(path).len() == 1 && paths.window_slots[windows(path).start] < 0;
         let mut runs = Self {
             offsets: vec![0],
             ..Self::default()
         };
-        for level in recurrence.levels() {
+        for level in &paths.levels {
             let first_run = runs.len();
             let mut path = level.start;
             while path < level.end {
@@ -81,9 +78,9 @@ impl Runs {
             runs.levels.push(first_run..runs.len());
         }
         (runs.slot_child_offsets, runs.slot_children) =
-            runs.children(recurrence.n_slots(), |slot| slot as i32);
+            runs.children(paths.n_slots(), |slot| slot as i32);
         (runs.initial_child_offsets, runs.initial_children) =
-            runs.children(recurrence.n_initial_states(), |state| -2 - state as i32);
+            runs.children(paths.n_initial_states(), |state| -2 - state as i32);
         runs
     }
 
@@ -110,7 +107,7 @@ impl Runs {
         self.siblings[run] == 1
     }
 
-    /// Ranges of runs as of paths in [`TreeRecurrence::levels`].
+    /// Ranges of runs as of paths in [`TreeRecurrence::levels`](crate::TreeRecurrence::levels).
     pub(crate) fn levels(&self) -> &[Range<usize>] {
         &self.levels
     }
@@ -138,6 +135,7 @@ mod tests {
     use tree_pack::{Segment, TreeLayout};
 
     use super::*;
+    use crate::recurrence::TreeRecurrence;
 
     /// A prompt of two tokens, one answer of 70, and `answers` of 40.
     fn star(answers: usize) -> TreeLayout {
@@ -180,7 +178,7 @@ mod tests {
         let rows = layout.len();
         let last = rows as u32 - 1;
         let recurrence = TreeRecurrence::from_layouts(&[layout], rows);
-        let runs = Runs::build(&recurrence);
+        let runs = Runs::build(&recurrence.0.paths);
         // The prompt; the long answer; eight short ones; two.
         assert_eq!(runs.offsets, [0, 1, 3, 11, 13]);
         assert_eq!(runs.entries, [-1, 0, 0, 0]);
@@ -191,7 +189,7 @@ mod tests {
 
         // An answer whose state is asked for has a run of its own.
         let recurrence = recurrence.with_requested_rows(&[last]);
-        let runs = Runs::build(&recurrence);
+        let runs = Runs::build(&recurrence.0.paths);
         assert_eq!(runs.offsets, [0, 1, 3, 11, 12, 13]);
         assert_eq!(runs.siblings, [0, 0, 1, 0, 0]);
         assert_eq!(runs.slot_child_offsets, [0, 0, 4]);

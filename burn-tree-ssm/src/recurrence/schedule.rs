@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::TreeRecurrence;
+use super::tree_recurrence::TreeRecurrence;
 
 impl TreeRecurrence {
     /// Number of windows, `W`.
@@ -55,7 +55,7 @@ impl TreeRecurrence {
     /// Number of slots, `S`: states kept after a window because they are asked for or because
     /// paths start from them. Those of the requested rows come first.
     pub fn n_slots(&self) -> usize {
-        self.0.paths.slot_child_offsets.len() - 1
+        self.0.paths.n_slots()
     }
 
     /// `[S + 1]` where the list of every slot starts in [`slot_children`](Self::slot_children).

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Tree;
+use super::tree::Tree;
 
 /// Rows that are computed together: all of them hang off one entry.
 #[derive(Clone, Debug, PartialEq, Eq)]

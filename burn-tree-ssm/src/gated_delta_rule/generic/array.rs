@@ -159,3 +159,9 @@ impl<B: Backend> Neg for Array<B> {
         Self(B::float_neg(self.0))
     }
 }
+
+/// Zeros in the shape and dtype of an array.
+pub(super) fn zeros_like<B: Backend>(array: &Array<B>) -> Array<B> {
+    let (shape, device) = (array.0.shape(), array.0.device());
+    Array(B::float_zeros(shape, &device, array.0.dtype().into()))
+}

@@ -2,13 +2,14 @@
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{FloatDType, Shape};
+use burn_tree_kit::dtype::at_least_f32;
 
 use super::array::Array;
 use super::inverse::unit_lower_inverse;
 use super::tiles::{Step, Tiles, fit_columns};
-use crate::TreeRecurrence;
-use crate::gated_delta_rule::{GatedDeltaRuleSettings, Inputs, lowest_log_decay};
-use burn_tree_kit::dtype::at_least_f32;
+use crate::gated_delta_rule::settings::{GatedDeltaRuleSettings, lowest_log_decay};
+use crate::gated_delta_rule::tensors::{GatedDeltaRuleInputs, GatedDeltaRuleSaved};
+use crate::recurrence::{ENTRY_ZERO, TreeRecurrence};
 
 /// What a window knows without its entry state; first dimensions `[W, HV, ..]`.
 pub(super) struct Local<B: Backend> {
@@ -35,7 +36,7 @@ pub(super) struct Local<B: Backend> {
 impl<B: Backend> Local<B> {
     pub(super) fn new(
         tiles: &Tiles<B>,
-        inputs: &Inputs<FloatTensor<B>>,
+        inputs: &GatedDeltaRuleInputs<B>,
         settings: GatedDeltaRuleSettings,
     ) -> Self {
         let [rows, heads, _] = inputs.value.shape().dims();
@@ -140,7 +141,7 @@ pub(super) fn entries<B: Backend>(
         .clone()
         .map(|path| match recurrence.path_entries()[path] {
             entry if entry >= 0 => slot(entry as usize),
-            crate::ENTRY_ZERO => Array::zeros([1, heads, key_dim, value_dim], &device, dtype),
+            ENTRY_ZERO => Array::zeros([1, heads, key_dim, value_dim], &device, dtype),
             entry => {
                 let state = (-2 - entry) as usize;
                 initial_states.part(state..state + 1)
@@ -151,10 +152,10 @@ pub(super) fn entries<B: Backend>(
 
 /// See [`crate::TreeSsmOps::gated_delta_rule`].
 pub(crate) fn forward<B: Backend>(
-    inputs: Inputs<FloatTensor<B>>,
+    inputs: GatedDeltaRuleInputs<B>,
     recurrence: &TreeRecurrence,
     settings: GatedDeltaRuleSettings,
-) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
+) -> (FloatTensor<B>, GatedDeltaRuleSaved<B>) {
     let (dtype, device) = (inputs.value.dtype(), inputs.value.device());
     let wide = at_least_f32(dtype);
     let [rows, heads, value_dim] = inputs.value.shape().dims();
@@ -162,11 +163,11 @@ pub(crate) fn forward<B: Backend>(
     let columns = recurrence.window_rows();
     if recurrence.n_windows() == 0 {
         let zeros = |shape: [usize; 3]| Array::<B>::zeros(shape, &device, dtype.into()).0;
-        return (
-            zeros([rows, heads, value_dim]),
-            Array::<B>::zeros([1, heads, key_dim, value_dim], &device, wide).0,
-            zeros([rows, heads, columns]),
-        );
+        let saved = GatedDeltaRuleSaved {
+            states: Array::<B>::zeros([1, heads, key_dim, value_dim], &device, wide).0,
+            inverse: zeros([rows, heads, columns]),
+        };
+        return (zeros([rows, heads, value_dim]), saved);
     }
     let tiles = Tiles::<B>::new(recurrence, &device, wide);
     let local = Local::new(&tiles, &inputs, settings);
@@ -201,5 +202,9 @@ pub(crate) fn forward<B: Backend>(
     };
     let output = tiles.scatter(Array::cat(outputs, 0), 1, dtype.into());
     let inverse = fit_columns(inverse, columns);
-    (output, states.0, tiles.scatter(inverse, 1, dtype.into()))
+    let saved = GatedDeltaRuleSaved {
+        states: states.0,
+        inverse: tiles.scatter(inverse, 1, dtype.into()),
+    };
+    (output, saved)
 }

@@ -17,7 +17,10 @@ mod array;
 mod backward;
 mod forward;
 mod inverse;
+mod step_gradients;
 mod tiles;
+mod window_gradients;
+mod windows;
 
 pub(crate) use backward::backward;
 pub(crate) use forward::forward;

@@ -9,7 +9,7 @@ use burn::backend::{
 use burn::tensor::{FloatDType, TensorData};
 
 use super::array::Array;
-use crate::TreeRecurrence;
+use crate::recurrence::TreeRecurrence;
 
 /// The windows of a step: one of each path of a level that is long enough.
 pub(super) struct Step {

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use crate::gated_delta_rule::LOWEST_LOG_DECAY;
+use crate::gated_delta_rule::settings::LOWEST_LOG_DECAY;
 
 /// A log decay as kernels compute with it: at least [`LOWEST_LOG_DECAY`]. (NaN stays.)
 #[cube]

@@ -3,8 +3,9 @@
 use burn_tree_kit::cpu::{DisjointMut, Real, Storage, multiply};
 use rayon::prelude::*;
 
+use super::buffers::{sized, square};
+use super::problem::Problem;
 use super::window::{Entered, Gates, Keys, Window, invert, mix, scale_rows};
-use super::{Problem, sized, square};
 
 /// Results of the forward pass.
 pub(crate) struct Forward<E: Storage> {

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use burn_tree_kit::cpu::{Matrix, Real, Storage, multiply};
 
-use super::{Problem, sized, square, zeroed};
-use crate::TreeRecurrence;
+use super::buffers::{sized, square, zeroed};
+use super::problem::Problem;
+use crate::recurrence::TreeRecurrence;
 
 /// The rows of a window.
 pub(super) struct Window {

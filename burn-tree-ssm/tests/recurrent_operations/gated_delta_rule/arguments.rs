@@ -60,30 +60,30 @@ fn shapes() {
     let f32 = DType::F32;
     assert_eq!(
         error(|a| a.query = zeros([2, 7, 2, 4], f32)),
-        "tree_gated_delta_rule: query has batch size 2, expected 1 (of the recurrence)"
+        "tree_gated_delta_rule: query has shape [2, 7, 2, 4], expected [1, 7, 2, 4] (batch and rows of the recurrence)"
     );
     assert_eq!(
         error(|a| a.beta = zeros([1, 8, 4], f32)),
-        "tree_gated_delta_rule: beta has row count 8, expected 7 (of the recurrence)"
+        "tree_gated_delta_rule: beta has shape [1, 8, 4], expected [1, 7, 4] (batch and rows of the recurrence, heads of the value)"
     );
     assert_eq!(
         error(|a| a.key = zeros([1, 7, 2, 5], f32)),
-        "tree_gated_delta_rule: key has head dimension 5, expected 4 (of the query)"
+        "tree_gated_delta_rule: key has shape [1, 7, 2, 5], expected [1, 7, 2, 4] (batch and rows of the recurrence, heads of the query)"
     );
     assert_eq!(
         error(|a| a.log_decay = zeros([1, 7, 2], f32)),
-        "tree_gated_delta_rule: log_decay has head count 2, expected 4 (of the value)"
+        "tree_gated_delta_rule: log_decay has shape [1, 7, 2], expected [1, 7, 4] (batch and rows of the recurrence, heads of the value)"
     );
     assert_eq!(
         error(|a| {
             a.query = zeros([1, 7, 3, 4], f32);
             a.key = zeros([1, 7, 3, 4], f32);
         }),
-        "tree_gated_delta_rule: 4 value heads are not a positive multiple of 3 key heads"
+        "tree_gated_delta_rule: value has shape [1, 7, 4, 6], expected as many heads as a multiple of the 3 of query and key"
     );
     assert_eq!(
         error(|a| a.value = zeros([1, 7, 4, 0], f32)),
-        "tree_gated_delta_rule: the head dimension of value is 0, expected at least 1"
+        "tree_gated_delta_rule: value has shape [1, 7, 4, 0], expected at least 1 in each dimension"
     );
 }
 
@@ -92,27 +92,27 @@ fn initial_states() {
     let states = |shape| Some(zeros::<4>(shape, DType::F32));
     assert_eq!(
         error(|a| a.initial_states = states([1, 4, 4, 6])),
-        "tree_gated_delta_rule: initial_states holds 1 states, but the roots of the recurrence name 0"
+        "tree_gated_delta_rule: initial_states has shape [1, 4, 4, 6], expected none: no root of the recurrence has an initial state"
     );
     let named = |a: &mut Arguments| {
         a.recurrence = a.recurrence.clone().with_initial_states(&[Some(0)]);
     };
     assert_eq!(
         error(named),
-        "tree_gated_delta_rule: initial_states holds 0 states, but the roots of the recurrence name 1"
+        "tree_gated_delta_rule: initial_states is missing, expected [1, 4, 4, 6]: roots of the recurrence have initial states"
     );
     assert_eq!(
         error(|a| {
             named(a);
             a.initial_states = states([1, 4, 6, 4]);
         }),
-        "tree_gated_delta_rule: initial_states has key dimension 6, expected 4 (of the query)"
+        "tree_gated_delta_rule: initial_states has shape [1, 4, 6, 4], expected [1, 4, 4, 6] (initial states of the recurrence, heads of the value, dimensions of query and value)"
     );
 }
 
 /// The definition does not start from zero where a state is missing.
 #[test]
-#[should_panic(expected = "initial_states holds 0 states, but the roots of the recurrence name 1")]
+#[should_panic(expected = "initial_states is missing, expected [1, 4, 4, 6]")]
 fn initial_states_of_the_definition() {
     let arguments = fitting();
     burn_tree_ssm::gated_delta_rule::reference::tree_gated_delta_rule(
@@ -136,7 +136,7 @@ fn gates_and_states_in_less_than_f32() {
     );
     assert_eq!(
         error(|a| a.value = zeros([1, 7, 4, 6], DType::F64)),
-        "tree_gated_delta_rule: query is F32, expected F64 (the value's dtype)"
+        "tree_gated_delta_rule: query is F32, expected F64, the dtype of value"
     );
 }
 
@@ -163,7 +163,9 @@ fn options() {
 }
 
 #[test]
-#[should_panic(expected = "tree_gated_delta_rule: query has row count 6, expected 7")]
+#[should_panic(
+    expected = "tree_gated_delta_rule: query has shape [1, 6, 2, 4], expected [1, 7, 2, 4]"
+)]
 fn the_plain_function_panics_with_the_same_text() {
     let arguments = fitting();
     let options = GatedDeltaRuleOptions::default();

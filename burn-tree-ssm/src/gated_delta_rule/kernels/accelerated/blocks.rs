@@ -1,4 +1,4 @@
-//! What these kernels are made of besides the blocks of all kernels from matrix instructions: rows
+//! What these kernels are made of besides the blocks of all tensor-core kernels: rows
 //! of one head out of token-major tensors, decays within a window, and products.
 
 use burn_tree_kit::cube::matrix::*;

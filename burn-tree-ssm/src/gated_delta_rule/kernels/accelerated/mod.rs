@@ -1,5 +1,5 @@
-//! Kernels from matrix instructions: `mma.sync` with `ldmatrix` and asynchronous copies, on NVIDIA
-//! GPUs through CubeCL's C++ compiler.
+//! Kernels for tensor cores: `mma.sync` with `ldmatrix` and asynchronous copies, on NVIDIA GPUs
+//! through CubeCL's C++ compiler.
 
 mod backward;
 mod blocks;
@@ -10,9 +10,10 @@ mod transpiled;
 
 use burn::tensor::DType;
 use burn_tree_kit::cube::matrix::{missing_instructions, operand};
+use burn_tree_kit::implementation::Unavailable;
 use cubecl::prelude::*;
 
-use super::{Dims, Unavailable};
+use super::call::Dims;
 pub(crate) use backward::backward;
 use blocks::ROWS;
 pub(crate) use forward::forward;
@@ -54,8 +55,8 @@ pub(crate) fn check_available(
     check_sizes(dims)
 }
 
-/// Refuses tensors that 32 bits cannot count as the kernels do: rows of value heads in windows of 64
-/// numbers, in chunks of eight.
+/// Refuses tensors that 32 bits cannot count as the kernels do: rows of value heads in windows of
+/// 64 numbers, in chunks of eight.
 fn check_sizes(dims: &Dims) -> Result<(), Unavailable> {
     let chunks = dims.rows as u64 * dims.value_heads as u64 * (ROWS as u64 / 8);
     match u32::try_from(chunks) {

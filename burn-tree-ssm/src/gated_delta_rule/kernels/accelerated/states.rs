@@ -1,5 +1,5 @@
-//! Blocks of the two kernels that walk along paths: a plane holds 16 value columns of a state in its
-//! registers, transposed (`[16, DK]`), so planes need nothing of each other.
+//! Blocks of the two kernels that walk along paths: a plane holds 16 value columns of a state in
+//! its registers, transposed (`[16, DK]`), so planes need nothing of each other.
 
 use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
@@ -199,8 +199,8 @@ pub(crate) fn write_rounded_state(
     );
 }
 
-/// Adds to `product` (16 x 64, transposed rows of a window) that of a plane's rounded state with rows
-/// of keys, whose first has the address, plus the lane's offset by columns.
+/// Adds to `product` (16 x 64, transposed rows of a window) that of a plane's rounded state with
+/// rows of keys, whose first has the address, plus the lane's offset by columns.
 #[cube]
 pub(crate) fn multiply_state<E: Float>(
     product: &mut Array<Accumulator>,
@@ -219,8 +219,8 @@ pub(crate) fn multiply_state<E: Float>(
     }
 }
 
-/// Adds to a plane's state the product of `left` (16 x 64, transposed rows of a window) with rows of
-/// keys, whose first has the address, plus the lane's offset by rows.
+/// Adds to a plane's state the product of `left` (16 x 64, transposed rows of a window) with rows
+/// of keys, whose first has the address, plus the lane's offset by rows.
 #[cube]
 pub(crate) fn add_to_state<E: Float>(
     state: &mut Array<Accumulator>,

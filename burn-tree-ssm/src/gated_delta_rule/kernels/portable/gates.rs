@@ -78,9 +78,9 @@ pub(super) fn gate_gradients(
     }
 }
 
-/// For every row of a tile, the sum of what passes it, of numbers for pairs of rows (row of the tile)
-/// and ancestors (column) in shared memory: from ancestors of the row to itself and the rows below
-/// it. Numbers of other pairs are zero. The units of [`is_first`] get the sums of rows
+/// For every row of a tile, the sum of what passes it, of numbers for pairs of rows (row of the
+/// tile) and ancestors (column) in shared memory: from ancestors of the row to itself and the rows
+/// below it. Numbers of other pairs are zero. The units of [`is_first`] get the sums of rows
 /// `4 UNIT_POS ..`. All units must arrive; the tile is used up.
 #[cube]
 pub(super) fn sum_passing(gates: &Gates, pairs: &mut Shared<[Quad]>) -> Quad {

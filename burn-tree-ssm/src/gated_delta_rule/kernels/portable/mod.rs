@@ -23,11 +23,11 @@ mod window;
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
+use burn_tree_kit::implementation::Unavailable;
 use cubecl::prelude::*;
 
-use super::{Dims, Gradients, Outputs, Unavailable};
-use crate::TreeRecurrence;
-use crate::gated_delta_rule::{Inputs, Saved};
+use super::call::{Dims, Gradients, Inputs, Saved};
+use crate::recurrence::TreeRecurrence;
 use launch::Call;
 use tile::TILE;
 
@@ -74,10 +74,10 @@ pub(crate) fn check_available(
 
 /// As [`TreeSsmOps::gated_delta_rule`](crate::TreeSsmOps), from contiguous tensors.
 pub(crate) fn forward(
-    inputs: Inputs<CubeTensor>,
+    inputs: Inputs,
     recurrence: &TreeRecurrence,
     scale: f64,
-) -> Outputs {
+) -> (CubeTensor, Saved) {
     let call = Call::new(&inputs, recurrence, scale);
     let gates = call.window_gates(&inputs);
     let inverse = call.window_inverse(&inputs, &gates);
@@ -95,19 +95,14 @@ pub(crate) fn forward(
         );
     }
     let output = call.window_output(&inputs, &updates, &window_states, &gates);
-    Outputs {
-        output,
-        states,
-        inverse,
-    }
+    (output, Saved { states, inverse })
 }
 
 /// As [`TreeSsmOps::gated_delta_rule_backward`](crate::TreeSsmOps), from contiguous tensors.
 pub(crate) fn backward(
-    inputs: Inputs<CubeTensor>,
-    saved: Saved<CubeTensor>,
-    grad_output: CubeTensor,
-    grad_states: CubeTensor,
+    inputs: Inputs,
+    saved: Saved,
+    (grad_output, grad_states): (CubeTensor, CubeTensor),
     recurrence: &TreeRecurrence,
     scale: f64,
 ) -> Gradients {

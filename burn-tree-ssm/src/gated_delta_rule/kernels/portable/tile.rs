@@ -194,8 +194,8 @@ fn load_right<S: Float>(
 }
 
 /// Adds to quads `first ..` of the block the product of `DEPTH` columns of the left operand, whose
-/// quads from `left_from` on of each row, with the same rows of the right one, from `right_from` on.
-/// Blocks past the first `rows` rows of the result stay as they are.
+/// quads from `left_from` on of each row, with the same rows of the right one, from `right_from`
+/// on. Blocks past the first `rows` rows of the result stay as they are.
 #[cube]
 fn multiply(
     left: &Shared<[Quad]>,

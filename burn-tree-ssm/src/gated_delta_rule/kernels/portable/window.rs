@@ -11,7 +11,8 @@ pub(super) const ZERO: u32 = u32::MAX;
 /// Entries from here on are initial states: 0 is `ZERO - 1`, 1 is `ZERO - 2`, and so on.
 pub(super) const INITIAL: u32 = 1 << 31;
 
-/// Sizes, and where the sections of the schedule start (see [`crate::TreeRecurrence`]). All of them are run-time arguments.
+/// Sizes, and where the sections of the schedule start (see [`crate::TreeRecurrence`]). All of them
+/// are run-time arguments.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Problem {
     pub key_heads: u32,

@@ -71,7 +71,8 @@ impl WindowConfig {
         }
     }
 
-    /// Bytes of shared memory of a cube of [`gated_delta_rule_backward_gradients`](super::gradients::gated_delta_rule_backward_gradients).
+    /// Bytes of shared memory of a cube of
+    /// [`gated_delta_rule_backward_gradients`](super::gradients::gated_delta_rule_backward_gradients).
     pub(crate) const fn gradients_shared_bytes(self) -> usize {
         self.gradients_layout().bytes
     }

@@ -19,10 +19,11 @@ use super::values::*;
 /// * `dQ = dP K + diag(e^G scale) dO H^T`
 /// * `dK = dP^T Q + (N + N^T) K - diag(beta e^G) X H^T + diag(decay to the last token) U dS^T`
 /// * `dbeta_i = <X_i, V_i> - e^G_i <K_i, (X H^T)_i> - sum_j (E . K K^T . S)_ij` below the diagonal
-/// * the gradient of the log decay of token `t` sums what crosses its edge: over the tokens `i` of its
-///   subtree, `Z = N . K K^T + dP . Q K^T` of their pairs with tokens above `t` and what the entry's
-///   state contributes to `i`; and the same for the state after the window. Sums of pairs that do not
-///   cross, which would cancel, are not formed: the first token's gradient without a state is 0.
+/// * the gradient of the log decay of token `t` sums what crosses its edge: over the tokens `i` of
+///   its subtree, `Z = N . K K^T + dP . Q K^T` of their pairs with tokens above `t` and what the
+///   entry's state contributes to `i`; and the same for the state after the window. Sums of pairs
+///   that do not cross, which would cancel, are not formed: the first token's gradient without a
+///   state is 0.
 ///
 /// Each gradient is summed by one plane, over the value heads of a key head in their order.
 ///

@@ -1,5 +1,5 @@
-//! What does not depend on states: `W` and `U0` from the saved inverse, and the part of the gradient
-//! of `U` that comes from the outputs of its own window.
+//! What does not depend on states: `W` and `U0` from the saved inverse, and the part of the
+//! gradient of `U` that comes from the outputs of its own window.
 
 use burn_tree_kit::cube::matrix::*;
 use cubecl::ir::ElemType;
@@ -58,8 +58,8 @@ impl WindowConfig {
 /// * `w` `[R, HV, DK]`: `e^G (T0 diag(beta)) K`
 /// * `u` `[R, HV, DV]`: `(E . T0 diag(beta)) V`, what the values would be without the entry's state
 /// * `grad_u` `[R, HV, DV]`: `(E . scale Q K^T)^T dO`
-/// * `decays` `[3, HV, R]`: `G log2(e)`, `e^G`, and the decays to the window's last token, 0 for rows
-///   that are not above it
+/// * `decays` `[3, HV, R]`: `G log2(e)`, `e^G`, and the decays to the window's last token, 0 for
+///   rows that are not above it
 ///
 /// Inputs: `query`, `key` `[R, HK, DK]`, `value`, `grad_output` `[R, HV, DV]`, `inverse`
 /// `[R, HV, 64]`, `log_decay`, `beta` `[R, HV]`.

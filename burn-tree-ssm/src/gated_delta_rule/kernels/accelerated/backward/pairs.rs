@@ -6,10 +6,10 @@ use cubecl::prelude::*;
 use super::super::blocks::*;
 use super::cube_window::*;
 
-/// Adds to the sums of the plane's rows what pairs of its rows with rows above give: `dP K` to those of
-/// the queries, `N K` to those of the keys, and to `below` the sums over columns of `E . K K^T . S`.
-/// `N` and `dP` go to their tiles, and sums of `Z` over pairs that cross an edge to the plane's
-/// column sums. `x`: the plane's rows of `X`.
+/// Adds to the sums of the plane's rows what pairs of its rows with rows above give: `dP K` to
+/// those of the queries, `N K` to those of the keys, and to `below` the sums over columns of
+/// `E . K K^T . S`. `N` and `dP` go to their tiles, and sums of `Z` over pairs that cross an edge
+/// to the plane's column sums. `x`: the plane's rows of `X`.
 #[cube]
 pub(super) fn add_pairs<E: Float>(
     of_query: &mut Array<Accumulator>,
@@ -187,10 +187,10 @@ fn multiply_both_operands<E: Float>(
     products
 }
 
-/// Adds to `column_sums`, for each of 16 columns from `first` on whose token is that of `row` or above
-/// it, the sum of the row's `z` over the columns before; `before` is that sum before the first
-/// column. A lane has four of the row's numbers from `at` on, of the columns that an accumulator
-/// pair gives it. Returns the sum after the last column.
+/// Adds to `column_sums`, for each of 16 columns from `first` on whose token is that of `row` or
+/// above it, the sum of the row's `z` over the columns before; `before` is that sum before the
+/// first column. A lane has four of the row's numbers from `at` on, of the columns that an
+/// accumulator pair gives it. Returns the sum after the last column.
 #[cube]
 fn add_crossings(
     z: &Array<f32>,

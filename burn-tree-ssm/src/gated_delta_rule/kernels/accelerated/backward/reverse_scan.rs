@@ -356,8 +356,8 @@ pub(crate) fn gated_delta_rule_backward_reverse_scan<E: Float>(
     }
 }
 
-/// An accumulator of transposed rows plus another whose columns (rows of the window) are times their
-/// factors; `factors`: the address of the first column's, plus the lane's 8 bytes.
+/// An accumulator of transposed rows plus another whose columns (rows of the window) are times
+/// their factors; `factors`: the address of the first column's, plus the lane's 8 bytes.
 #[cube]
 fn add_scaled(
     sum: Accumulator,

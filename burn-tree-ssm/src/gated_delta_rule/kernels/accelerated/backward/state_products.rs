@@ -6,8 +6,8 @@ use cubecl::prelude::*;
 use super::super::blocks::*;
 use super::cube_window::*;
 
-/// Starts copying `PART` key columns of the state before a window, and behind them those of the first
-/// `exit_rows` rows of the gradient of the state after it; the others become zero.
+/// Starts copying `PART` key columns of the state before a window, and behind them those of the
+/// first `exit_rows` rows of the gradient of the state after it; the others become zero.
 #[cube]
 pub(super) fn copy_part(
     entry: u64,

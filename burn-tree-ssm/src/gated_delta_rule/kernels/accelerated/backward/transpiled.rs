@@ -3,13 +3,15 @@
 use burn_tree_kit::cube::translation::{Case, Target, buffer, settings};
 use cubecl::ir::ElemType;
 
+use super::super::blocks::WindowConfig;
+use super::config::path_config;
 use super::gradients::gated_delta_rule_backward_gradients::GatedDeltaRuleBackwardGradients;
 use super::local::gated_delta_rule_backward_local::GatedDeltaRuleBackwardLocal;
 use super::reverse_scan::gated_delta_rule_backward_reverse_scan::GatedDeltaRuleBackwardReverseScan;
 use super::scan::gated_delta_rule_backward_scan::GatedDeltaRuleBackwardScan;
-use super::*;
+use super::{cube_window, local};
 
-/// All kernels of the backward pass that have matrix instructions.
+/// All kernels of the backward pass that use tensor cores.
 pub(in super::super) fn backward_kernels(
     target: &Target,
     key_dim: usize,

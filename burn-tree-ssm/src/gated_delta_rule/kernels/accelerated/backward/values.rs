@@ -6,8 +6,9 @@ use cubecl::prelude::*;
 use super::super::blocks::*;
 use super::cube_window::*;
 
-/// Sets `x` to the plane's rows of `X = Tg^T dU`, rounded, and `with_values` to the lane's part of the
-/// products of its rows with those of the values; writes the gradient of the values, `diag(beta) X`.
+/// Sets `x` to the plane's rows of `X = Tg^T dU`, rounded, and `with_values` to the lane's part of
+/// the products of its rows with those of the values; writes the gradient of the values,
+/// `diag(beta) X`.
 ///
 /// `value`, `grad_value`: addresses of the window's first row.
 #[cube]

@@ -1,9 +1,9 @@
 //! Blocks of the inverse of a unit lower triangular matrix, `I + m° . diag(beta) K K^T`, in f32.
 //!
-//! It is found from 16 x 16 blocks: those on the diagonal by forward substitution, one column a lane;
-//! then, down each column of blocks, `T_ij = -T_ii sum_k A_ik T_kj`, one column a plane. These
-//! products are f32 to 16 bits or more: every factor is the sum of two bf16 numbers, and of the four
-//! products of such sums the least is left out.
+//! It is found from 16 x 16 blocks: those on the diagonal by forward substitution, one column a
+//! lane; then, down each column of blocks, `T_ij = -T_ii sum_k A_ik T_kj`, one column a plane.
+//! These products are f32 to 16 bits or more: every factor is the sum of two bf16 numbers, and of
+//! the four products of such sums the least is left out.
 
 use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
@@ -101,7 +101,8 @@ pub(super) fn add_split(
     add_product::<bf16>(sum, 0usize, upper, right);
 }
 
-/// Writes the transpose of a left operand to a block of a square tile; `to`: the lane's place in it.
+/// Writes the transpose of a left operand to a block of a square tile; `to`: the lane's place in
+/// it.
 #[cube]
 pub(super) fn store_transposed(to: u32, operand: Fragment) {
     let stride = comptime!(row_stride(ROWS));

@@ -1,7 +1,7 @@
-//! Forward pass with matrix instructions.
+//! Forward pass on tensor cores.
 //!
-//! 1. [`local`]: what does not depend on states, for all windows at once: the inverse, and the weights
-//!    from values to updates and from updates to outputs
+//! 1. [`local`]: what does not depend on states, for all windows at once: the inverse, and the
+//!    weights from values to updates and from updates to outputs
 //! 2. [`paths`], level by level: states, updates and outputs along paths
 //!
 //! The second reads values and writes outputs once; between the two go 64 numbers per row and value
@@ -24,11 +24,10 @@ use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::super::{Dims, Outputs};
+use super::super::call::{Dims, Inputs, Saved};
 use super::blocks::ROWS;
 use super::states::PathConfig;
-use crate::TreeRecurrence;
-use crate::gated_delta_rule::Inputs;
+use crate::recurrence::TreeRecurrence;
 use crate::recurrence::device::{DeviceLists, RecurrenceList as List, RunList};
 use local::{LocalConfig, gated_delta_rule_local};
 use paths::gated_delta_rule_paths;
@@ -56,12 +55,12 @@ fn path_config(key_dim: usize, value_dim: usize, (planes, stages): (usize, usize
     }
 }
 
-/// Output, states and inverse, from contiguous tensors.
+/// The output, and what the backward pass needs, from contiguous tensors.
 pub(crate) fn forward(
-    inputs: Inputs<CubeTensor>,
+    inputs: Inputs,
     recurrence: &TreeRecurrence,
     scale: f64,
-) -> Outputs {
+) -> (CubeTensor, Saved) {
     let pass = Pass::new(inputs, recurrence, scale);
     if recurrence.n_windows() > 0 {
         pass.local();
@@ -69,7 +68,7 @@ pub(crate) fn forward(
             pass.paths(level);
         }
     }
-    pass.outputs
+    (pass.output, pass.saved)
 }
 
 /// What the launches share.
@@ -82,18 +81,19 @@ struct Pass<'a> {
     stored: ElemType,
     scale: f32,
 
-    inputs: Inputs<CubeTensor>,
+    inputs: Inputs,
     /// `[R, HV, 64]`
     mixing: CubeTensor,
     /// `[R, HV, 64]`
     scores: CubeTensor,
     /// `[2, HV, R]`
     decays: CubeTensor,
-    outputs: Outputs,
+    output: CubeTensor,
+    saved: Saved,
 }
 
 impl<'a> Pass<'a> {
-    fn new(inputs: Inputs<CubeTensor>, recurrence: &'a TreeRecurrence, scale: f64) -> Self {
+    fn new(inputs: Inputs, recurrence: &'a TreeRecurrence, scale: f64) -> Self {
         let dims = Dims::new(&inputs.query, &inputs.value);
         let Dims {
             rows,
@@ -124,8 +124,8 @@ impl<'a> Pass<'a> {
             mixing: square(),
             scores: square(),
             decays: empty(near, [2, value_heads, rows], DType::F32),
-            outputs: Outputs {
-                output,
+            output,
+            saved: Saved {
                 states,
                 inverse: square(),
             },
@@ -143,9 +143,6 @@ impl<'a> Pass<'a> {
         shared_bytes <= self.client.properties().hardware.max_shared_memory_size
     }
 
-    // SAFETY of both launches: the lists name rows, windows, runs and slots of tensors of these
-    // sizes, and kernels touch nothing else.
-
     fn local(&self) {
         let [rows, key_heads, value_heads] = self.sizes();
         let group = self.dims.value_heads / self.dims.key_heads;
@@ -155,6 +152,8 @@ impl<'a> Pass<'a> {
         };
         let pairs = group > 1 && self.fits(config(2).shared_bytes());
         let config = config(if pairs { 2 } else { 1 });
+        // SAFETY: the lists name rows, windows, runs and slots of tensors of these sizes, and the
+        // kernel touches nothing else.
         unsafe {
             gated_delta_rule_local::launch_unchecked(
                 &self.client,
@@ -167,7 +166,7 @@ impl<'a> Pass<'a> {
                 self.lists.list(List::SubtreeEnds),
                 self.lists.list(List::WindowStarts),
                 self.lists.list(List::WindowLengths),
-                self.outputs.inverse.clone().into_buffer_arg(),
+                self.saved.inverse.clone().into_buffer_arg(),
                 self.mixing.clone().into_buffer_arg(),
                 self.scores.clone().into_buffer_arg(),
                 self.decays.clone().into_buffer_arg(),
@@ -185,6 +184,8 @@ impl<'a> Pass<'a> {
         let [rows, key_heads, value_heads] = self.sizes();
         let heads = level.len() * self.dims.value_heads;
         let config = self.path_config(heads);
+        // SAFETY: the lists name rows, windows, runs and slots of tensors of these sizes, and the
+        // kernel touches nothing else.
         unsafe {
             gated_delta_rule_paths::launch_unchecked(
                 &self.client,
@@ -196,7 +197,7 @@ impl<'a> Pass<'a> {
                 self.mixing.clone().into_buffer_arg(),
                 self.scores.clone().into_buffer_arg(),
                 self.decays.clone().into_buffer_arg(),
-                self.outputs.states.clone().into_buffer_arg(),
+                self.saved.states.clone().into_buffer_arg(),
                 self.inputs.initial_states.clone().into_buffer_arg(),
                 self.lists.list(List::WindowStarts),
                 self.lists.list(List::WindowLengths),
@@ -204,7 +205,7 @@ impl<'a> Pass<'a> {
                 self.run_lists.list(RunList::Offsets),
                 self.run_lists.list(RunList::Entries),
                 self.run_lists.list(RunList::Siblings),
-                self.outputs.output.clone().into_buffer_arg(),
+                self.output.clone().into_buffer_arg(),
                 rows,
                 key_heads,
                 value_heads,

@@ -2,12 +2,12 @@
 //! before have written.
 //!
 //! A window's step in the sequence is `Y = K H`, `R = V - e^G Y`, `U = mixing R`, then
-//! `H = e^G_last H + K^T (decay to the last token) U`. All of it is transposed: a plane has 16 value
-//! columns of the state in its registers, and what one product gives is, packed, the left operand
-//! of the next, so that nothing is exchanged. Outputs, `O = e^G scale Q H + scores U`, are not in the
-//! sequence: other planes compute them one window behind, from rounded states and updates that
-//! they get through shared memory. They also start all copies. States and updates never reach
-//! global memory, except those of slots.
+//! `H = e^G_last H + K^T (decay to the last token) U`. All of it is transposed: a plane has 16
+//! value columns of the state in its registers, and what one product gives is, packed, the left
+//! operand of the next, so that nothing is exchanged. Outputs, `O = e^G scale Q H + scores U`, are
+//! not in the sequence: other planes compute them one window behind, from rounded states and
+//! updates that they get through shared memory. They also start all copies. States and updates
+//! never reach global memory, except those of slots.
 
 use burn_tree_kit::cube::matrix::*;
 use cubecl::ir::ElemType;
@@ -57,12 +57,12 @@ impl PathConfig {
 /// * `query`, `key` `[R, HK, DK]`, `value` `[R, HV, DV]`
 /// * `mixing`, `scores` `[R, HV, 64]`, `decays` `[2, HV, R]`: of
 ///   [`gated_delta_rule_local`](super::local::gated_delta_rule_local)
-/// * `states` `[S, HV, DK, DV]`: slots, from which paths start and into which the states after windows
-///   with a slot are written; `initial_states` `[G, HV, DK, DV]`
+/// * `states` `[S, HV, DK, DV]`: slots, from which paths start and into which the states after
+///   windows with a slot are written; `initial_states` `[G, HV, DK, DV]`
 /// * `output` `[R, HV, DV]`
 ///
-/// * `run_offsets`, `run_entries`, `run_siblings`: of [`Runs`](crate::recurrence::runs::Runs); `entry`
-///   is a slot, or [`NO_ENTRY`], or an initial state from [`FIRST_INITIAL`] down
+/// * `run_offsets`, `run_entries`, `run_siblings`: of [`Runs`](crate::recurrence::runs::Runs);
+///   `entry` is a slot, or [`NO_ENTRY`], or an initial state from [`FIRST_INITIAL`] down
 ///
 /// Cubes: x = the slices of value columns of the first head of run `first_run`, of the next head,
 /// .., of the next run.
@@ -289,8 +289,8 @@ pub(crate) fn gated_delta_rule_paths<E: Float>(
 }
 
 /// Takes a plane's state over a window, and leaves the state before it and the updates, rounded, at
-/// `exchange`. With `full`, the window has four tiles of rows. If the path does not go on, the state
-/// stays as it is.
+/// `exchange`. With `full`, the window has four tiles of rows. If the path does not go on, the
+/// state stays as it is.
 #[cube]
 fn update<E: Float>(
     state: &mut Array<Accumulator>,
@@ -420,9 +420,9 @@ fn tiles_of(length: u32, #[comptime] full: bool) -> u32 {
     }
 }
 
-/// The product (16 x 64, transposed rows of a window) of a plane's rounded state with rows of a tile,
-/// whose first has the address, plus the lane's offset by columns. Pairs of row tiles that the
-/// window does not reach are left out.
+/// The product (16 x 64, transposed rows of a window) of a plane's rounded state with rows of a
+/// tile, whose first has the address, plus the lane's offset by columns. Pairs of row tiles that
+/// the window does not reach are left out.
 #[cube]
 fn multiply_rows_of_state<E: Float>(
     product: &mut Array<Accumulator>,
@@ -454,8 +454,8 @@ fn multiply_rows_of_state<E: Float>(
     }
 }
 
-/// Adds the product of transposed rows of a window with a lower triangular tile, whose first row has
-/// the address, plus the lane's offset by columns.
+/// Adds the product of transposed rows of a window with a lower triangular tile, whose first row
+/// has the address, plus the lane's offset by columns.
 #[cube]
 fn add_triangle<E: Float>(
     sums: &mut Array<Accumulator>,
@@ -476,8 +476,8 @@ fn add_triangle<E: Float>(
     }
 }
 
-/// Transposed rows of a window, each times `scale` and its factor; `factors`: the address of the first
-/// one's, plus the lane's 8 bytes.
+/// Transposed rows of a window, each times `scale` and its factor; `factors`: the address of the
+/// first one's, plus the lane's 8 bytes.
 #[cube]
 fn decayed(rows: Accumulator, scale: f32, factors: u32, #[comptime] offset: usize) -> Accumulator {
     let pair = load_pair(factors, offset);

@@ -9,15 +9,15 @@ use burn_tree_kit::cube::{address_type, empty, units};
 
 use super::super::tile::TILE;
 use super::super::{backward, elementwise, forward, gates, gradients, scan};
-use super::Call;
-use crate::gated_delta_rule::Inputs;
+use super::call::Call;
+use crate::gated_delta_rule::kernels::call::Inputs;
 use crate::recurrence::device::RecurrenceList;
 
 impl Call<'_> {
     /// What outputs add to the gradients of updates, `[R, HV, DV]`.
     pub(crate) fn update_gradients(
         &self,
-        inputs: &Inputs<CubeTensor>,
+        inputs: &Inputs,
         grad_output: &CubeTensor,
         gates: &CubeTensor,
     ) -> CubeTensor {
@@ -48,7 +48,7 @@ impl Call<'_> {
     /// What windows add to the gradients of the states before them, `[W, HV, DK, DV]`.
     pub(crate) fn state_gradients(
         &self,
-        inputs: &Inputs<CubeTensor>,
+        inputs: &Inputs,
         w: &CubeTensor,
         grad_output: &CubeTensor,
         grad_updates: &CubeTensor,
@@ -140,7 +140,7 @@ impl Call<'_> {
     /// Gradients of the values, `[R, HV, DV]`; `grad_updates` become `X`.
     pub(crate) fn value_gradients(
         &self,
-        inputs: &Inputs<CubeTensor>,
+        inputs: &Inputs,
         inverse: &CubeTensor,
         grad_updates: &CubeTensor,
         gates: &CubeTensor,
@@ -172,7 +172,7 @@ impl Call<'_> {
     /// Gradients of the queries, `[R, HK, DK]`.
     pub(crate) fn query_gradients(
         &self,
-        inputs: &Inputs<CubeTensor>,
+        inputs: &Inputs,
         grad_output: &CubeTensor,
         updates: &CubeTensor,
         window_states: &CubeTensor,
@@ -213,7 +213,7 @@ impl Call<'_> {
     /// Gradients of the keys, `[R, HK, DK]`.
     pub(crate) fn key_gradients(
         &self,
-        inputs: &Inputs<CubeTensor>,
+        inputs: &Inputs,
         grad_output: &CubeTensor,
         [updates, x, window_states, window_grads, gates]: [&CubeTensor; 5],
     ) -> CubeTensor {

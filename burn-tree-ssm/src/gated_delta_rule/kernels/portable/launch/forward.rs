@@ -8,12 +8,12 @@ use burn_tree_kit::cube::address_type;
 
 use super::super::window::GATES;
 use super::super::{forward, gates, scan};
-use super::Call;
-use crate::gated_delta_rule::Inputs;
+use super::call::Call;
+use crate::gated_delta_rule::kernels::call::Inputs;
 
 impl Call<'_> {
     /// `[R, HV, GATES]`, see [`GATES`].
-    pub(crate) fn window_gates(&self, inputs: &Inputs<CubeTensor>) -> CubeTensor {
+    pub(crate) fn window_gates(&self, inputs: &Inputs) -> CubeTensor {
         let gates = self.rows_of(GATES, DType::F32);
         let items = self.windows();
         let (count, dim) = self.cubes(items, forward::UNITS);
@@ -35,11 +35,7 @@ impl Call<'_> {
     }
 
     /// `[R, HV, C]`
-    pub(crate) fn window_inverse(
-        &self,
-        inputs: &Inputs<CubeTensor>,
-        gates: &CubeTensor,
-    ) -> CubeTensor {
+    pub(crate) fn window_inverse(&self, inputs: &Inputs, gates: &CubeTensor) -> CubeTensor {
         let inverse = self.rows_of(self.recurrence.window_rows(), inputs.value.dtype);
         let items = self.window_heads();
         let (count, dim) = self.cubes(items, forward::UNITS);
@@ -64,7 +60,7 @@ impl Call<'_> {
     /// `w [R, HV, DK]` and `u [R, HV, DV]`
     pub(crate) fn window_operators(
         &self,
-        inputs: &Inputs<CubeTensor>,
+        inputs: &Inputs,
         inverse: &CubeTensor,
         gates: &CubeTensor,
     ) -> (CubeTensor, CubeTensor) {
@@ -97,7 +93,7 @@ impl Call<'_> {
     /// `updates` come in place of `u`.
     pub(crate) fn scan(
         &self,
-        inputs: &Inputs<CubeTensor>,
+        inputs: &Inputs,
         [w, updates, gates]: [&CubeTensor; 3],
         window_states: &CubeTensor,
         states: &CubeTensor,
@@ -140,7 +136,7 @@ impl Call<'_> {
     /// `[R, HV, DV]`
     pub(crate) fn window_output(
         &self,
-        inputs: &Inputs<CubeTensor>,
+        inputs: &Inputs,
         updates: &CubeTensor,
         window_states: &CubeTensor,
         gates: &CubeTensor,

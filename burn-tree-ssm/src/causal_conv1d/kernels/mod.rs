@@ -21,8 +21,9 @@ use burn_tree_kit::implementation::Unavailable;
 use cubecl::client::Client;
 use cubecl::ir::{AddressType, ElemType};
 
-use super::ConvolutionSettings;
-use crate::ConvolutionPlan;
+use super::settings::ConvolutionSettings;
+use super::tensors::{ConvolutionGradients, ConvolutionInputs, ConvolutionOutputs};
+use crate::recurrence::ConvolutionPlan;
 use crate::recurrence::device::{ConvolutionList, DeviceLists};
 use backward::ReaderListsLaunch;
 use walk::{Convolution, SizesLaunch};
@@ -130,15 +131,13 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
     }
 }
 
-/// See [`crate::TreeSsmOps::causal_conv1d`]; a plan for which [`fits`] holds.
+/// See [`crate::TreeSsmOps::causal_conv1d`]; a plan that passes [`check`].
 pub(crate) fn forward(
-    x: CubeTensor,
-    weight: CubeTensor,
-    initial_tails: CubeTensor,
+    inputs: ConvolutionInputs<CubeBackend>,
     plan: &ConvolutionPlan,
     settings: ConvolutionSettings,
-) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
-    let [x, weight, initial_tails] = contiguous([x, weight, initial_tails]);
+) -> ConvolutionOutputs<CubeBackend> {
+    let [x, weight, initial_tails] = contiguous([inputs.x, inputs.weight, inputs.initial_tails]);
     let call = Call::new(&x, &weight, &initial_tails, plan, settings);
     let dtypes = [elem(x.dtype), elem(weight.dtype)];
     // Parts without channels are not read.
@@ -172,8 +171,12 @@ pub(crate) fn forward(
         }
     }
     let [first, second, third] = outputs;
-    let tails = requested_tails(&call, &x, initial_tails);
-    (first, second, third, tails)
+    ConvolutionOutputs {
+        first,
+        second,
+        third,
+        tails: requested_tails(&call, &x, initial_tails),
+    }
 }
 
 fn requested_tails(call: &Call, x: &CubeTensor, initial_tails: CubeTensor) -> CubeTensor {
@@ -205,24 +208,21 @@ fn requested_tails(call: &Call, x: &CubeTensor, initial_tails: CubeTensor) -> Cu
     tails
 }
 
-/// See [`crate::TreeSsmOps::causal_conv1d_backward`]; a plan for which [`fits`] holds.
+/// See [`crate::TreeSsmOps::causal_conv1d_backward`]; a plan that passes [`check`].
 pub(crate) fn backward(
-    x: CubeTensor,
-    weight: CubeTensor,
-    initial_tails: CubeTensor,
-    grad_outputs: [CubeTensor; 3],
-    grad_tails: CubeTensor,
+    inputs: ConvolutionInputs<CubeBackend>,
+    grads: ConvolutionOutputs<CubeBackend>,
     plan: &ConvolutionPlan,
     settings: ConvolutionSettings,
-) -> (CubeTensor, CubeTensor, CubeTensor) {
-    let [x, weight, initial_tails] = contiguous([x, weight, initial_tails]);
+) -> ConvolutionGradients<CubeBackend> {
+    let [x, weight, initial_tails] = contiguous([inputs.x, inputs.weight, inputs.initial_tails]);
     let call = Call::new(&x, &weight, &initial_tails, plan, settings);
     let taps = plan.kernel_size();
     let blocks = plan.rows().div_ceil(backward::BLOCK_ROWS);
     let n_parts = plan.parts().offsets.len() - 1;
     let backward = Backward {
-        tails: with_outgoing(initial_tails.clone(), grad_tails, plan),
-        grad_outputs: contiguous(grad_outputs),
+        tails: with_outgoing(initial_tails.clone(), grads.tails, plan),
+        grad_outputs: contiguous([grads.first, grads.second, grads.third]),
         sums: empty(&x, [blocks * taps + n_parts, call.channels], DType::F32),
         first_part: blocks * taps,
         x,
@@ -239,8 +239,11 @@ pub(crate) fn backward(
     };
     let shape = [blocks, backward.call.channels * taps];
     let grad_weight = column_sum(backward.sums, shape, backward.weight.dtype);
-    let grad_weight = reshape(grad_weight, Shape::new([backward.call.channels, taps]));
-    (grad_x, grad_weight, grad_tails)
+    ConvolutionGradients {
+        x: grad_x,
+        weight: reshape(grad_weight, Shape::new([backward.call.channels, taps])),
+        initial_tails: grad_tails,
+    }
 }
 
 /// The incoming tails, followed by the gradients of the outgoing ones if there are any.

@@ -2,7 +2,8 @@
 //!
 //! The gradient of a row is the sum over the taps that read it. Those of the rows that follow it
 //! directly are summed as the unit walks down; all others (below a branching, and the outgoing
-//! tails) are in a list, and recomputed for each entry. Long lists have been summed in parts before.
+//! tails) are in a list, and recomputed for each entry. Long lists have been summed in parts
+//! before.
 
 use burn_tree_kit::cube::{RowGroups, group_sum};
 use cubecl::ir::ElemType;
