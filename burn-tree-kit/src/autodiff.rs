@@ -1,7 +1,8 @@
 //! Hand-written backward passes as nodes of burn-autodiff.
 //!
-//! A node has one output there. An operation with several differentiable outputs is a node of its
-//! own, and each output a child of it that hands over its gradient ([`OutputGradients`]).
+//! Such a node has one output. An operation with several differentiable outputs is therefore one
+//! node for the operation and a child node for each output, which passes its gradient to the
+//! operation ([`OutputGradients`]).
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,8 +17,9 @@ use burn_autodiff::{
 /// A float tensor of the autodiff backend around `B`.
 pub type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
-/// Runs the backward pass of an operation: `gradients` makes those of all parents from the
-/// gradient of the output and the state; each is added to its parent if that one is tracked.
+/// Runs the backward pass of an operation with `N` parents. `gradients` computes the gradients of
+/// all parents from that of the output and the state; each is added to its parent if that is
+/// tracked.
 pub fn backward<B: Backend, S, const N: usize>(
     ops: Ops<S, N>,
     grads: &mut Gradients,
@@ -33,7 +35,7 @@ pub fn backward<B: Backend, S, const N: usize>(
     }
 }
 
-/// The gradients of the `N` outputs of an operation, as far as they have arrived.
+/// The gradients of the `N` outputs of an operation that a backward pass has computed so far.
 #[derive(Clone, Debug)]
 pub struct OutputGradients<B: Backend, const N: usize>(Arc<Mutex<Arrived<B, N>>>);
 
@@ -46,19 +48,19 @@ impl<B: Backend, const N: usize> Default for OutputGradients<B, N> {
 }
 
 impl<B: Backend, const N: usize> OutputGradients<B, N> {
-    /// None yet.
+    /// No gradients yet.
     pub fn new() -> Self {
         Self(Arc::new(Mutex::new([const { None }; N])))
     }
 
-    /// Takes the gradients out, in the backward pass of the operation itself: it runs after those
-    /// of all its outputs. `None` for outputs that the loss does not depend on.
+    /// Takes the gradients out, `None` for outputs that the loss does not depend on. For the
+    /// backward pass of the operation itself, which runs after those of all its outputs.
     pub fn take(&self) -> Arrived<B, N> {
         let mut arrived = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *arrived, [const { None }; N])
     }
 
-    /// Puts in the gradient of one output; whether it is the first.
+    /// Adds the gradient of output number `output`; tells whether it is the first.
     fn put(&self, output: usize, gradient: FloatTensor<B>) -> bool {
         let mut arrived = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let first = arrived.iter().all(Option::is_none);
@@ -66,8 +68,8 @@ impl<B: Backend, const N: usize> OutputGradients<B, N> {
         first
     }
 
-    /// The outputs as children of `operation`, the node of an operation whose state holds these
-    /// gradients.
+    /// The outputs as children of `operation`, the tensor of the operation's node, whose state must
+    /// contain these gradients.
     pub fn outputs<C: CheckpointStrategy>(
         &self,
         operation: Tracked<B, C>,

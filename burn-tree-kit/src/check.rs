@@ -1,16 +1,18 @@
-//! What can be wrong with the arguments of an operation, told before anything is dispatched: Burn
-//! only logs a panic of a deferred task.
+//! Checks of an operation's arguments. They run before dispatch, because Burn only logs a panic in
+//! a deferred task and goes on.
 
 use burn::tensor::{DType, Device, FloatDType};
 use thiserror::Error;
 
 use crate::dtype::at_least_f32;
+use crate::implementation::Implementation;
 
-/// An operation refused an argument.
+/// An argument that an operation refused. The text names the operation and the argument, and says
+/// what was found and what is expected.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ArgumentError {
-    /// A tensor of another shape than the other arguments ask for.
+    /// A tensor whose shape does not match the other arguments.
     #[error("{op}: {tensor} has shape {found:?}, expected {expected}")]
     Shape {
         /// The operation.
@@ -22,7 +24,7 @@ pub enum ArgumentError {
         /// The shape, and where the requirement comes from.
         expected: String,
     },
-    /// A tensor of another element type than the operation takes.
+    /// A tensor whose element type the operation does not take.
     #[error("{op}: {tensor} is {found:?}, expected {expected}")]
     DType {
         /// The operation.
@@ -60,7 +62,7 @@ pub enum ArgumentError {
         /// What is allowed.
         expected: &'static str,
     },
-    /// An optional tensor that these arguments need.
+    /// An optional tensor that the other arguments make necessary.
     #[error("{op}: {tensor} is missing, expected {expected}")]
     Missing {
         /// The operation.
@@ -70,7 +72,55 @@ pub enum ArgumentError {
         /// The shape, and why it is needed.
         expected: String,
     },
-    /// The plan of the operation has no place for these arguments.
+    /// A list whose number of entries does not match the tensors.
+    #[error("{op}: {argument} has {found} entries, expected {expected} ({reason})")]
+    Length {
+        /// The operation.
+        op: &'static str,
+        /// Name of the list.
+        argument: &'static str,
+        /// Its number of entries.
+        found: usize,
+        /// The number expected.
+        expected: usize,
+        /// Where the requirement comes from.
+        reason: &'static str,
+    },
+    /// A list of sizes whose sum does not match the tensors.
+    #[error("{op}: {argument} add up to {}, expected {expected} ({reason})", sum_text(.found))]
+    Sum {
+        /// The operation.
+        op: &'static str,
+        /// Name of the list.
+        argument: &'static str,
+        /// Its sum; `None` if that exceeds `usize`.
+        found: Option<usize>,
+        /// The sum expected.
+        expected: usize,
+        /// Where the requirement comes from.
+        reason: &'static str,
+    },
+    /// A tensor of the operation would have more bytes than can be addressed.
+    #[error("{op}: {what} of shape {shape:?} exceed 2^63 - 1 bytes")]
+    TooLarge {
+        /// The operation.
+        op: &'static str,
+        /// The tensor, in plural.
+        what: &'static str,
+        /// Its shape.
+        shape: Vec<usize>,
+    },
+    /// The implementation asked for does not run these tensors.
+    #[error("{op}: implementation {requested:?} cannot run: {reason}")]
+    Implementation {
+        /// The operation.
+        op: &'static str,
+        /// The implementation.
+        requested: Implementation,
+        /// Why not.
+        reason: String,
+    },
+    /// The arguments do not match the plan of the operation.
     #[error("{op}: {reason}")]
     Plan {
         /// The operation.
@@ -80,15 +130,23 @@ pub enum ArgumentError {
     },
 }
 
+fn sum_text(sum: &Option<usize>) -> String {
+    match sum {
+        Some(sum) => sum.to_string(),
+        None => format!("more than {}", usize::MAX),
+    }
+}
+
 /// Checks the arguments of one operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Check {
-    /// Its name.
+    /// Name of the operation, as the errors give it.
     pub op: &'static str,
 }
 
 impl Check {
-    /// The shape that `reason` asks for.
+    /// `found`, the shape of the tensor named `tensor`, must be `expected`; `reason` says where
+    /// that comes from.
     ///
     /// # Errors
     /// [`ArgumentError::Shape`]
@@ -110,7 +168,7 @@ impl Check {
         }
     }
 
-    /// No dimension may be 0.
+    /// No dimension of the tensor may have size 0.
     ///
     /// # Errors
     /// [`ArgumentError::Shape`]
@@ -126,7 +184,23 @@ impl Check {
         }
     }
 
-    /// Floats of 16 to 64 bits.
+    /// The last dimension of the tensor must not have size 0; there may be no rows.
+    ///
+    /// # Errors
+    /// [`ArgumentError::Shape`]
+    pub fn has_columns(self, tensor: &'static str, found: &[usize]) -> Result<(), ArgumentError> {
+        match found.last() {
+            Some(1..) => Ok(()),
+            _ => Err(ArgumentError::Shape {
+                op: self.op,
+                tensor,
+                found: found.to_vec(),
+                expected: "at least 1 in the last dimension".to_owned(),
+            }),
+        }
+    }
+
+    /// The dtype must be f64, f32, f16 or bf16.
     ///
     /// # Errors
     /// [`ArgumentError::DType`]
@@ -143,7 +217,7 @@ impl Check {
         }
     }
 
-    /// The dtype of the tensor named `first`.
+    /// The dtype must be `expected`, that of the tensor named `first`.
     ///
     /// # Errors
     /// [`ArgumentError::DType`]
@@ -165,7 +239,8 @@ impl Check {
         }
     }
 
-    /// The device of the tensor named `first`, apart from autodiff.
+    /// The device must be `expected`, that of the tensor named `first`. With and without autodiff
+    /// are the same device.
     ///
     /// # Errors
     /// [`ArgumentError::Device`]
@@ -189,7 +264,8 @@ impl Check {
         }
     }
 
-    /// Positive where it is added: less than the smallest normal number may count as 0 there.
+    /// `value`, which is added to numbers in at least f32, must be positive and normal there:
+    /// devices may flush smaller ones to 0. `dtype` is that of the tensor.
     ///
     /// # Errors
     /// [`ArgumentError::Number`]
@@ -212,7 +288,54 @@ impl Check {
         }
     }
 
-    /// The plan of the operation, or why there is none.
+    /// A list must have `expected` entries; `reason` says where that comes from.
+    ///
+    /// # Errors
+    /// [`ArgumentError::Length`]
+    pub fn length(
+        self,
+        argument: &'static str,
+        found: usize,
+        expected: usize,
+        reason: &'static str,
+    ) -> Result<(), ArgumentError> {
+        match found == expected {
+            true => Ok(()),
+            false => Err(ArgumentError::Length {
+                op: self.op,
+                argument,
+                found,
+                expected,
+                reason,
+            }),
+        }
+    }
+
+    /// A list of sizes must add up to `expected`; `reason` says where that comes from.
+    ///
+    /// # Errors
+    /// [`ArgumentError::Sum`], also if the sum exceeds `usize`.
+    pub fn sum(
+        self,
+        argument: &'static str,
+        sizes: &[usize],
+        expected: usize,
+        reason: &'static str,
+    ) -> Result<(), ArgumentError> {
+        let found = sizes.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
+        match found == Some(expected) {
+            true => Ok(()),
+            false => Err(ArgumentError::Sum {
+                op: self.op,
+                argument,
+                found,
+                expected,
+                reason,
+            }),
+        }
+    }
+
+    /// Takes the plan of the operation out of `plan`, or turns its error into one of arguments.
     ///
     /// # Errors
     /// [`ArgumentError::Plan`]
@@ -228,18 +351,116 @@ impl Check {
 mod tests {
     use super::*;
 
-    /// The dtypes of all operations, and no others.
+    const CHECK: Check = Check { op: "op" };
+
+    fn text<T: std::fmt::Debug>(result: Result<T, ArgumentError>) -> String {
+        result.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn shapes() {
+        CHECK.shape("w", &[2, 3], &[2, 3], "of x").unwrap();
+        assert_eq!(
+            text(CHECK.shape("w", &[3], &[2], "rows of x")),
+            "op: w has shape [3], expected [2] (rows of x)"
+        );
+        CHECK.not_empty("x", &[1, 2]).unwrap();
+        assert_eq!(
+            text(CHECK.not_empty("x", &[0, 2])),
+            "op: x has shape [0, 2], expected at least 1 in each dimension"
+        );
+        CHECK.has_columns("x", &[0, 2]).unwrap();
+        for shape in [&[2, 0][..], &[]] {
+            assert_eq!(
+                text(CHECK.has_columns("x", shape)),
+                format!("op: x has shape {shape:?}, expected at least 1 in the last dimension")
+            );
+        }
+    }
+
     #[test]
     fn dtypes() {
-        let check = Check { op: "op" };
         for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
-            check.float("x", dtype).unwrap();
+            CHECK.float("x", dtype).unwrap();
+            CHECK.same_dtype("y", dtype, "x", dtype).unwrap();
         }
         for dtype in [DType::Flex32, DType::I32] {
             assert_eq!(
-                check.float("x", dtype).unwrap_err().to_string(),
+                text(CHECK.float("x", dtype)),
                 format!("op: x is {dtype:?}, expected f64, f32, f16 or bf16")
             );
         }
+        assert_eq!(
+            text(CHECK.same_dtype("y", DType::F16, "x", DType::F32)),
+            "op: y is F16, expected F32, the dtype of x"
+        );
+    }
+
+    /// The device without autodiff is the same device.
+    #[cfg(feature = "flex")]
+    #[test]
+    fn devices() {
+        let device = Device::flex();
+        CHECK
+            .same_device("y", device.clone().autodiff(), "x", device)
+            .unwrap();
+        let error = ArgumentError::Device {
+            op: "op",
+            tensor: "y",
+            found: "A".to_owned(),
+            first: "x",
+            expected: "B".to_owned(),
+        };
+        assert_eq!(error.to_string(), "op: y is on A, expected B, where x is");
+    }
+
+    /// The last three are less than normal, 0 and infinite in f32.
+    #[test]
+    fn epsilons() {
+        for (value, dtype) in [
+            (1e-6, DType::F16),
+            (1e-37, DType::F32),
+            (1e-300, DType::F64),
+        ] {
+            CHECK.epsilon(value, dtype).unwrap();
+        }
+        for value in [0.0, -1.0, f64::NAN, 1e-40, 1e-50, 1e39] {
+            assert_eq!(
+                text(CHECK.epsilon(value, DType::BF16)),
+                format!("op: epsilon is {value}, expected a positive number, normal in f32")
+            );
+        }
+        assert_eq!(
+            text(CHECK.epsilon(-1.0, DType::F64)),
+            "op: epsilon is -1, expected a positive number, normal in f64"
+        );
+    }
+
+    #[test]
+    fn lists() {
+        CHECK.length("sizes", 2, 2, "matrices of w").unwrap();
+        assert_eq!(
+            text(CHECK.length("sizes", 3, 2, "matrices of w")),
+            "op: sizes has 3 entries, expected 2 (matrices of w)"
+        );
+        CHECK.sum("sizes", &[2, 0, 3], 5, "rows of x").unwrap();
+        assert_eq!(
+            text(CHECK.sum("sizes", &[2, 2], 5, "rows of x")),
+            "op: sizes add up to 4, expected 5 (rows of x)"
+        );
+        // The wrapped sum would be right.
+        assert_eq!(
+            text(CHECK.sum("sizes", &[usize::MAX, 6], 5, "rows of x")),
+            format!(
+                "op: sizes add up to more than {}, expected 5 (rows of x)",
+                usize::MAX
+            )
+        );
+    }
+
+    #[test]
+    fn plans() {
+        assert_eq!(CHECK.plan(Ok::<_, String>(3)).unwrap(), 3);
+        assert_eq!(text(CHECK.plan(Err::<u8, _>("no place"))), "op: no place");
     }
 }

@@ -1,8 +1,9 @@
-//! In which dtype operations compute.
+//! The dtypes that operations compute in.
 
 use burn::tensor::{DType, FloatDType};
 
-/// `dtype`, or f32 where that is narrower: the precision of sums, norms, gates and softmaxes.
+/// f64 for f64, f32 for all other dtypes: the dtype that sums, norms, gates and softmaxes are
+/// computed in.
 pub fn at_least_f32(dtype: DType) -> FloatDType {
     match dtype {
         DType::F64 => FloatDType::F64,
@@ -10,8 +11,8 @@ pub fn at_least_f32(dtype: DType) -> FloatDType {
     }
 }
 
-/// The dtype in which two float tensors are multiplied: their own if equal, else the wider one
-/// (f32 for f16 with bf16).
+/// The dtype that two float tensors are multiplied in: their own if it is the same, otherwise the
+/// wider one, and f32 for f16 with bf16.
 pub fn product_dtype(lhs: DType, rhs: DType) -> FloatDType {
     match (lhs, rhs) {
         (lhs, rhs) if lhs == rhs => lhs.into(),

@@ -1,9 +1,9 @@
 //! Time and memory throughput of each operation, at the shapes of Qwen3-0.6B.
 //!
-//! `BURN_DEVICE=cuda cargo bench -p burn-tree-train --features cuda [-- DTYPE ROWS... OPERATION...]`
-//! (default bf16, 16384, and all of norm, swiglu, gather, head). Throughput counts each input once, each output once: the least that must be moved;
-//! for the head it is floating-point operations of its matrix products instead. The first line is
-//! a sum of two tensors, for comparison.
+//! `BURN_DEVICE=cuda cargo bench -p burn-tree-nn --features cuda [-- DTYPE ROWS... OPERATION...]`
+//! (default bf16, 16384, and all of norm, swiglu, gather, head). Throughput counts each input once,
+//! each output once: the least that must be moved; for the head it is floating-point operations of
+//! its matrix products instead. The first line is a sum of two tensors, for comparison.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use std::time::Instant;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
 use burn_tree_nn::{
-    GatherPlan, LmHeadOptions, TreeNnOps, gather_rows, rms_norm, swiglu, token_log_probs,
+    GatherPlan, LmHeadOptions, NormScale, TreeNnOps, gather_rows, rms_norm, swiglu, token_log_probs,
 };
 use tree_pack::{LossForm, OccurrenceBatch};
 use tree_training_devices::device_from_environment;
@@ -131,7 +131,7 @@ impl Bench<'_> {
             x.clone().into_dispatch(),
             weight.clone().into_dispatch(),
             1e-6,
-            false,
+            NormScale::Weight,
         );
         let inverse_rms = Tensor::<2>::from_dispatch(inverse_rms);
         self.moved(&format!("{name}, backward"), 3 * size, || {
@@ -140,7 +140,7 @@ impl Bench<'_> {
                 weight.clone().into_dispatch(),
                 inverse_rms.clone().into_dispatch(),
                 grad.clone().into_dispatch(),
-                false,
+                NormScale::Weight,
             );
         });
     }

@@ -2,19 +2,20 @@
 
 use std::sync::Arc;
 
-use burn::backend::{
-    Backend, backend_extension,
-    tensor::{FloatTensor, IntTensor},
-};
+use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
 
 use crate::gather_rows::{self, GatherPlan};
-use crate::lm_head::{self, EntropyOutput, HeadGradients, LmHeadPlan};
-use crate::{decay_gate, gated_rms_norm, grouped_linear, l2_norm, rms_norm, swiglu};
+use crate::lm_head::{
+    self, EntropyOutput, HeadGradients, LmHeadInputs, LmHeadOutputGradients, LmHeadPlan,
+};
+use crate::rms_norm::{self, NormScale};
+use crate::{decay_gate, gated_rms_norm, grouped_linear, l2_norm, swiglu};
 
-/// Operations of this crate. The default bodies are built from Burn's primitives; `Autodiff` has
-/// hand-written gradients that call the `_backward` methods of the backend below it.
+/// The operations of this crate, as backends implement them. The default bodies are built from
+/// Burn's primitives. `Autodiff` has hand-written gradients that call the `_backward` methods of
+/// the backend below it.
 ///
-/// Arguments are checked by the public functions, not here.
+/// The public functions check the arguments; these methods do not.
 #[backend_extension(
     Cube: cfg(feature = "cubecl-backend"),
     Flex: cfg(feature = "flex"),
@@ -24,62 +25,45 @@ use crate::{decay_gate, gated_rms_norm, grouped_linear, l2_norm, rms_norm, swigl
     Fusion: cfg(feature = "fusion"),
 )]
 pub trait TreeNnOps: Backend {
-    /// Log-probabilities of targets: `hidden [R, H]`, `head_weight [V, H]`, `targets [n]` ->
-    /// log-probabilities `[n]`, log-sum-exp of the projected rows `[projected]`, entropy `[n]`
-    /// (zeros if not asked for). The first is differentiable, and the last if asked for.
+    /// Log-probabilities of targets: log-probabilities `[n]`, log-sum-exp of the logits of each
+    /// projected row `[projected rows]`, and entropies `[n]` (zeros with [`EntropyOutput::None`]),
+    /// all in at least f32. The first are differentiable, and so are the last with
+    /// [`EntropyOutput::Differentiable`].
     #[fusion(meta = meta::lm_head_log_probs)]
     fn lm_head_log_probs(
-        hidden: FloatTensor<Self>,
-        head_weight: FloatTensor<Self>,
-        targets: IntTensor<Self>,
+        #[extension_type] inputs: LmHeadInputs<Self>,
         plan: Arc<LmHeadPlan>,
         entropy: EntropyOutput,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        lm_head::generic::forward::<Self>(hidden, head_weight, targets, &plan, entropy)
+        lm_head::generic::forward::<Self>(inputs, &plan, entropy)
     }
 
-    /// Gradients of `hidden` and `head_weight` for the gradients `grad [n]` of the
-    /// log-probabilities and `grad_entropy [n]` of the entropies `entropy [n]`; the latter two are
-    /// read if `gradients.entropy`. Without `gradients.head` the second is `[1, 1]` and zero.
+    /// Gradients of the hidden states and of the head, each in its own dtype. Without
+    /// [`HeadGradients::head`] the second is `[1, 1]` and zero.
     #[fusion(meta = meta::lm_head_log_probs_backward)]
-    #[allow(clippy::too_many_arguments)]
     fn lm_head_log_probs_backward(
-        hidden: FloatTensor<Self>,
-        head_weight: FloatTensor<Self>,
-        targets: IntTensor<Self>,
-        log_sum_exp: FloatTensor<Self>,
-        entropy: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-        grad_entropy: FloatTensor<Self>,
+        #[extension_type] inputs: LmHeadInputs<Self>,
+        #[extension_type] outputs: LmHeadOutputGradients<Self>,
         plan: Arc<LmHeadPlan>,
         gradients: HeadGradients,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        lm_head::generic::backward::<Self>(
-            hidden,
-            head_weight,
-            targets,
-            log_sum_exp,
-            entropy,
-            grad,
-            grad_entropy,
-            &plan,
-            gradients,
-        )
+        lm_head::generic::backward::<Self>(inputs, outputs, &plan, gradients)
     }
 
-    /// Rows by index: `x [R, D]` -> `[n, D]`.
+    /// Rows by index: `x [R, D]` -> `[n, D]` in the dtype of `x`.
     #[fusion(meta = meta::gather_rows)]
     fn gather_rows(x: FloatTensor<Self>, plan: Arc<GatherPlan>) -> FloatTensor<Self> {
         gather_rows::generic::forward::<Self>(x, &plan)
     }
 
-    /// Gradient of `x` for the gradient `grad [n, D]` of the gathered rows.
+    /// Gradient of `x`, `[R, D]`, for the gradient `grad [n, D]` of the gathered rows.
     #[fusion(meta = meta::gather_rows_backward)]
     fn gather_rows_backward(grad: FloatTensor<Self>, plan: Arc<GatherPlan>) -> FloatTensor<Self> {
         gather_rows::generic::backward::<Self>(grad, &plan)
     }
 
-    /// Runs of rows by a matrix each: `x [R, I]`, `weight [E, I, O]` -> `[R, O]`.
+    /// One matrix product per group of rows: `x [R, I]`, `weight [E, I, O]` -> `[R, O]`, all of one
+    /// dtype. Group `e` has the next `group_sizes[e]` rows.
     #[fusion(meta = meta::grouped_linear)]
     fn grouped_linear(
         x: FloatTensor<Self>,
@@ -101,16 +85,15 @@ pub trait TreeNnOps: Backend {
     }
 
     /// Root-mean-square norm: `x [R, D]`, `weight [D]` -> `y [R, D]` in the dtype of `x`, and the
-    /// inverse root mean square `[R, 1]` in at least f32. Only the first is differentiable. A
-    /// `zero_centered` weight scales by one more than it is.
+    /// inverse root mean square `[R, 1]` in at least f32. Only the first is differentiable.
     #[fusion(meta = meta::rms_norm)]
     fn rms_norm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         epsilon: f64,
-        zero_centered: bool,
+        scale: NormScale,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        rms_norm::generic::forward::<Self>(x, weight, epsilon, zero_centered)
+        rms_norm::generic::forward::<Self>(x, weight, epsilon, scale)
     }
 
     /// Gradients of `x` and `weight` for the gradient `grad [R, D]` of `y`.
@@ -120,9 +103,9 @@ pub trait TreeNnOps: Backend {
         weight: FloatTensor<Self>,
         inverse_rms: FloatTensor<Self>,
         grad: FloatTensor<Self>,
-        zero_centered: bool,
+        scale: NormScale,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        rms_norm::generic::backward::<Self>(x, weight, inverse_rms, grad, zero_centered)
+        rms_norm::generic::backward::<Self>(x, weight, inverse_rms, grad, scale)
     }
 
     /// `silu(gate) * up`, all of one shape and dtype.
@@ -131,7 +114,7 @@ pub trait TreeNnOps: Backend {
         swiglu::generic::forward::<Self>(gate, up)
     }
 
-    /// Gradients of `gate` and `up`.
+    /// Gradients of `gate` and `up` for the gradient `grad` of the result.
     #[fusion(meta = |gate, up, _| (gate.clone(), up.clone()))]
     fn swiglu_backward(
         gate: FloatTensor<Self>,
@@ -152,7 +135,8 @@ pub trait TreeNnOps: Backend {
         decay_gate::generic::forward::<Self>(a, a_log, dt_bias)
     }
 
-    /// Gradients of `a`, `a_log` and `dt_bias` for the gradient `grad [R, HV]` in f32 (f64).
+    /// Gradients of `a`, `a_log` and `dt_bias`, each in its own dtype, for the gradient
+    /// `grad [R, HV]` in f32 (f64 if `a` is).
     #[fusion(meta = |a, a_log, dt_bias, _| (a.clone(), a_log.clone(), dt_bias.clone()))]
     fn decay_gate_backward(
         a: FloatTensor<Self>,
@@ -163,13 +147,13 @@ pub trait TreeNnOps: Backend {
         decay_gate::generic::backward::<Self>(a, a_log, dt_bias, grad)
     }
 
-    /// `x * rsqrt(sum(x^2) + epsilon)` for the rows of `x [R, D]`.
+    /// `x * rsqrt(sum(x^2) + epsilon)` for the rows of `x [R, D]`: `[R, D]` in the dtype of `x`.
     #[fusion(dtype = x, shape = x)]
     fn l2_norm(x: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
         l2_norm::generic::forward::<Self>(x, epsilon)
     }
 
-    /// Gradient of `x`; zero for rows of zeros.
+    /// Gradient of `x` for the gradient `grad [R, D]` of the result; zero for rows of zeros.
     #[fusion(dtype = x, shape = x)]
     fn l2_norm_backward(
         x: FloatTensor<Self>,
@@ -191,7 +175,7 @@ pub trait TreeNnOps: Backend {
         gated_rms_norm::generic::forward::<Self>(x, gate, weight, epsilon)
     }
 
-    /// Gradients of `x`, `gate` and `weight`.
+    /// Gradients of `x`, `gate` and `weight` for the gradient `grad [R, D]` of the result.
     #[fusion(meta = |x, gate, weight, _, _| (x.clone(), gate.clone(), weight.clone()))]
     fn gated_rms_norm_backward(
         x: FloatTensor<Self>,
@@ -212,18 +196,21 @@ mod meta {
     use burn::backend::fusion::custom::TensorSpec;
     use burn::tensor::Shape;
 
-    use crate::gather_rows::GatherPlan;
-    use crate::lm_head::{EntropyOutput, HeadGradients, LmHeadPlan};
     use burn_tree_kit::dtype::at_least_f32;
 
+    use crate::gather_rows::GatherPlan;
+    use crate::lm_head::{
+        EntropyOutput, HeadGradients, LmHeadInputsMetadata, LmHeadOutputGradientsMetadata,
+        LmHeadPlan,
+    };
+    use crate::rms_norm::NormScale;
+
     pub(super) fn lm_head_log_probs(
-        hidden: &TensorSpec,
-        head_weight: &TensorSpec,
-        _targets: &TensorSpec,
+        inputs: &LmHeadInputsMetadata,
         plan: &Arc<LmHeadPlan>,
         _entropy: &EntropyOutput,
     ) -> (TensorSpec, TensorSpec, TensorSpec) {
-        let product = plan.product_dtype(hidden.dtype, head_weight.dtype);
+        let product = plan.product_dtype(inputs.hidden.dtype, inputs.head_weight.dtype);
         let dtype = at_least_f32(product.into()).into();
         let vector = |length: usize| TensorSpec::new(Shape::new([length]), dtype);
         (
@@ -233,23 +220,17 @@ mod meta {
         )
     }
 
-    #[allow(clippy::too_many_arguments)]
     pub(super) fn lm_head_log_probs_backward(
-        hidden: &TensorSpec,
-        head_weight: &TensorSpec,
-        _targets: &TensorSpec,
-        _log_sum_exp: &TensorSpec,
-        _entropy: &TensorSpec,
-        _grad: &TensorSpec,
-        _grad_entropy: &TensorSpec,
+        inputs: &LmHeadInputsMetadata,
+        _outputs: &LmHeadOutputGradientsMetadata,
         _plan: &Arc<LmHeadPlan>,
         gradients: &HeadGradients,
     ) -> (TensorSpec, TensorSpec) {
-        let mut grad_head = head_weight.clone();
+        let mut grad_head = inputs.head_weight.clone();
         if !gradients.head {
             grad_head.shape = Shape::new([1, 1]);
         }
-        (hidden.clone(), grad_head)
+        (inputs.hidden.clone(), grad_head)
     }
 
     pub(super) fn gather_rows(x: &TensorSpec, plan: &Arc<GatherPlan>) -> TensorSpec {
@@ -274,7 +255,7 @@ mod meta {
         x: &TensorSpec,
         _weight: &TensorSpec,
         _epsilon: &f64,
-        _zero_centered: &bool,
+        _scale: &NormScale,
     ) -> (TensorSpec, TensorSpec) {
         let shape = Shape::new([x.shape[0], 1]);
         (

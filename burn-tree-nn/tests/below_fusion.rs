@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use burn::backend::{Backend, DispatchDevice, Flex, tensor::FloatTensor};
 use burn::tensor::TensorData;
 use burn_cubecl::{CubeBackend, CubeDevice, kernel::into_contiguous, tensor::CubeTensor};
-use burn_tree_nn::{GatherPlan, TreeNnOps};
+use burn_tree_nn::{GatherPlan, NormScale, TreeNnOps};
 use cubecl::launched::LaunchedKernels;
 use tree_training_devices::{Events, device_from_environment};
 
@@ -45,14 +45,14 @@ fn results<B: TreeNnOps>(rows: usize, width: usize, device: &B::Device) -> Vec<V
     let grad = numbers::<B, 2>([rows, width], 2, device);
     let weight = numbers::<B, 1>([width], 3, device);
     let up = numbers::<B, 2>([rows, width], 4, device);
-    let norms = [false, true].map(|zero_centered| {
-        let (y, inverse_rms) = B::rms_norm(x.clone(), weight.clone(), 1e-6, zero_centered);
+    let norms = [NormScale::Weight, NormScale::OnePlusWeight].map(|scale| {
+        let (y, inverse_rms) = B::rms_norm(x.clone(), weight.clone(), 1e-6, scale);
         let (norm_x, norm_weight) = B::rms_norm_backward(
             x.clone(),
             weight.clone(),
             inverse_rms.clone(),
             grad.clone(),
-            zero_centered,
+            scale,
         );
         [y, inverse_rms, norm_x, norm_weight]
     });
@@ -131,7 +131,7 @@ fn wide_rows_are_computed() {
     let y: CubeTensor = tracing::subscriber::with_default(events.clone(), || {
         let x = numbers::<CubeBackend, 2>([2, width], 1, &device);
         let weight = numbers::<CubeBackend, 1>([width], 2, &device);
-        CubeBackend::rms_norm(x, weight, 1e-6, false).0
+        CubeBackend::rms_norm(x, weight, 1e-6, NormScale::Weight).0
     });
     let reason = "rms_norm runs Burn's operations: rows of 16383 numbers are too wide";
     assert_eq!(events.take(), [reason, "rms_norm forward generic"]);
@@ -140,7 +140,7 @@ fn wide_rows_are_computed() {
         numbers::<Flex, 2>([2, width], 1, &flex),
         numbers::<Flex, 1>([width], 2, &flex),
         1e-6,
-        false,
+        NormScale::Weight,
     );
     let found = values::<CubeBackend>(into_contiguous(y));
     for (found, expected) in found.into_iter().zip(values::<Flex>(expected.0)) {

@@ -38,8 +38,8 @@ const HIDDEN: usize = 8;
 const VOCAB: usize = 20_000;
 const CHUNK_ROWS: usize = 64;
 
-/// Most bytes besides the inputs, in the forward and backward pass of the loss of `rows` rows of which
-/// all predict something.
+/// Most bytes besides the inputs, in the forward and backward pass of the loss of `rows` rows of
+/// which all predict something.
 fn peak_bytes(rows: usize) -> usize {
     let device = Device::flex().autodiff();
     let tokens = (0..=rows as u32).map(|token| token % VOCAB as u32);
@@ -76,13 +76,14 @@ fn logits_are_there_for_one_chunk_whatever_the_rows() {
     peak_bytes(2 * CHUNK_ROWS);
     let (small, large) = (peak_bytes(512), peak_bytes(4096));
     let chunk = CHUNK_ROWS * VOCAB * size_of::<f32>();
-    // Logits, their softmax and its gradient; the head's gradient is as large as a few rows of them.
+    // Logits, their softmax and its gradient; the head's gradient is as large as a few rows of
+    // them.
     assert!(
         small < 5 * chunk,
         "{small}: more than five chunks of {chunk}"
     );
-    // What else grows are numbers by row: states, their gradients, targets. All logits of the larger
-    // one would be 56 chunks more.
+    // What else grows are numbers by row: states, their gradients, targets. All logits of the
+    // larger one would be 56 chunks more.
     let by_row = 64 * HIDDEN * size_of::<f32>();
     assert!(large - small < (4096 - 512) * by_row, "{small} {large}");
 }

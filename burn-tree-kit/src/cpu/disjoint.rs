@@ -1,4 +1,4 @@
-//! One buffer written by many workers, each its own rows.
+//! One buffer that several threads write, each its own part.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,7 +17,7 @@ unsafe impl<T: Send> Sync for DisjointMut<'_, T> {}
 unsafe impl<T: Send> Send for DisjointMut<'_, T> {}
 
 impl<'a, T> DisjointMut<'a, T> {
-    /// Takes the slice for as long as parts of it are in use.
+    /// Borrows the slice for as long as parts of it are in use.
     pub fn new(slice: &'a mut [T]) -> Self {
         Self {
             start: slice.as_mut_ptr(),
@@ -26,7 +26,10 @@ impl<'a, T> DisjointMut<'a, T> {
         }
     }
 
-    /// Part of the slice.
+    /// The elements `range` of the slice.
+    ///
+    /// # Panics
+    /// If `range` does not lie within the slice.
     ///
     /// # Safety
     /// No two parts in use at a time may overlap.

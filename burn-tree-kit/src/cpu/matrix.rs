@@ -1,4 +1,4 @@
-//! Matrix products on slices, by the `gemm` crate (which Flex uses, too).
+//! Matrix products on slices with the `gemm` crate, which Flex uses as well.
 
 use super::scalar::Real;
 
@@ -13,7 +13,10 @@ pub struct Matrix<'a, T> {
 }
 
 impl<'a, T> Matrix<'a, T> {
-    /// The first `rows * columns` numbers, row by row.
+    /// The matrix `[rows, columns]` of the first numbers of `data`, row by row.
+    ///
+    /// # Panics
+    /// If `data` has fewer numbers.
     pub fn new(data: &'a [T], rows: usize, columns: usize) -> Self {
         assert!(
             data.len() >= rows * columns,
@@ -28,7 +31,7 @@ impl<'a, T> Matrix<'a, T> {
         }
     }
 
-    /// Columns as rows.
+    /// The transposed matrix, without a copy.
     pub fn transposed(self) -> Self {
         Self {
             rows: self.columns,
@@ -40,7 +43,11 @@ impl<'a, T> Matrix<'a, T> {
     }
 }
 
-/// `out = lhs rhs`, or `out += lhs rhs` if `add`; `out` row by row.
+/// `out = lhs rhs`, or `out += lhs rhs` if `add`, on one thread: `lhs [m, k]`, `rhs [k, n]`; the
+/// first `m * n` numbers of `out` are the result, row by row.
+///
+/// # Panics
+/// If the inner dimensions differ or `out` is too short.
 pub fn multiply<T: Real>(out: &mut [T], lhs: Matrix<'_, T>, rhs: Matrix<'_, T>, add: bool) {
     assert_eq!(lhs.columns, rhs.rows, "inner dimensions of a product");
     assert!(out.len() >= lhs.rows * rhs.columns, "the product fits");

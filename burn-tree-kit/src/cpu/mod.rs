@@ -1,5 +1,7 @@
-//! Loops over rows of numbers, vectorised for the processor at hand, and matrix products: what the
-//! native implementations of the operation crates share for tensors in CPU memory.
+//! What the implementations for CPU tensors in memory share: loops over rows that are compiled for
+//! the vector instructions of the processor (`vectorised_fn!`), and matrix products.
+//!
+//! Tensors store f64, f32, f16 or bf16 ([`Storage`]); all is computed in f64 or f32 ([`Real`]).
 
 mod disjoint;
 mod matrix;
@@ -13,7 +15,7 @@ pub use matrix::{Matrix, multiply};
 pub use rows::{dot, fold};
 pub use scalar::{Real, Storage};
 
-/// f32 or f64, which are stored as they are computed with.
+/// f32 or f64, which tensors store in the type that is computed in.
 pub trait Number: Real + Element + bytemuck::Pod {}
 
 impl<T: Real + Element + bytemuck::Pod> Number for T {}

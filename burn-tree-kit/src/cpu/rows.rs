@@ -1,12 +1,13 @@
-//! Loops over rows of numbers, vectorised by the compiler for the processor at hand.
+//! Loops over rows of numbers that the compiler vectorises for the processor that runs them.
 
 use super::scalar::Real;
 
-/// Independent partial sums per row: enough for the widest vectors.
+/// Partial results per row: enough for the widest vectors.
 const LANES: usize = 16;
 
-/// Defines a function that runs compiled for the widest vector instructions of this processor.
-/// What it calls must be `#[inline(always)]` to be compiled along.
+/// Defines a function that is compiled for AVX-512, AVX2 and neither, and runs as the widest of
+/// them that the processor has. Functions it calls must be `#[inline(always)]` to be compiled
+/// along.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! vectorised_fn {
@@ -49,7 +50,8 @@ macro_rules! vectorised_fn {
     };
 }
 
-/// Combines all values, in a fixed number of independent partial results.
+/// Combines all values with `combine`, in a fixed order: 16 partial results that begin with
+/// `start`, then those. `start` must not change what it is combined with.
 #[inline(always)]
 pub fn fold<T: Real>(values: &[T], start: T, combine: impl Fn(T, T) -> T) -> T {
     let mut lanes = [start; LANES];
@@ -73,7 +75,7 @@ pub fn fold<T: Real>(values: &[T], start: T, combine: impl Fn(T, T) -> T) -> T {
     lanes[0]
 }
 
-/// Sum of products.
+/// The sum of the products of the numbers of `a` and `b`, slices of one length, in a fixed order.
 #[inline(always)]
 pub fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     let mut lanes = [T::ZERO; LANES];

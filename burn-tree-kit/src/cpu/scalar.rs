@@ -1,4 +1,4 @@
-//! Element types: what tensors store, and what is computed in.
+//! Element types of tensors, and the types that are computed in.
 
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
@@ -21,16 +21,16 @@ pub trait Real:
     + Neg<Output = Self>
     + 'static
 {
-    /// 0
+    /// Zero.
     const ZERO: Self;
-    /// 1
+    /// One.
     const ONE: Self;
-    /// Below every number.
+    /// Negative infinity.
     const NEG_INFINITY: Self;
 
-    /// The nearest number.
+    /// `value`, rounded to this type.
     fn from_f64(value: f64) -> Self;
-    /// `e^x`, exactly 0 for `-inf`, without branches where that lets loops vectorise.
+    /// `e^x`, exactly 0 for negative infinity. In f32 without branches, so that loops vectorise.
     fn exp(self) -> Self;
     /// Natural logarithm.
     fn ln(self) -> Self;
@@ -38,7 +38,7 @@ pub trait Real:
     fn tanh(self) -> Self;
     /// Sine and cosine.
     fn sin_cos(self) -> (Self, Self);
-    /// Position times frequency, rounded to this type.
+    /// The angle `position * frequency` in radians, rounded to this type.
     fn angle(position: i64, frequency: Self) -> Self;
 }
 
@@ -140,17 +140,17 @@ impl Real for f64 {
     }
 }
 
-/// A type that tensors store.
+/// An element type of tensors.
 pub trait Storage: Copy + Default + Send + Sync + 'static {
-    /// What it is computed in.
+    /// The type it is computed in.
     type Compute: Real;
-    /// Exact.
+    /// The same value in the type it is computed in.
     fn widen(self) -> Self::Compute;
-    /// Rounded to nearest.
+    /// `value`, rounded to this type.
     fn narrow(value: Self::Compute) -> Self;
-    /// The values as computed in, if they are stored so.
+    /// The values without a copy, if they are stored in the type they are computed in.
     fn as_compute(values: &[Self]) -> Option<&[Self::Compute]>;
-    /// Computed values as stored ones.
+    /// Computed values, rounded to this type.
     fn from_compute(values: Vec<Self::Compute>) -> Vec<Self>;
 }
 

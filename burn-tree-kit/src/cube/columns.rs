@@ -1,4 +1,4 @@
-//! Sums over rows, in an order that does not depend on the device's timing.
+//! Sums over the rows of a matrix, in a fixed order.
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -13,8 +13,9 @@ const COLUMN_LANES: u32 = 4;
 /// Rows that a unit loads at a time, so that their latencies overlap.
 const ROWS_AT_A_TIME: usize = 4;
 
-/// The sum of `value` over the groups of a cube, for the units of the first group; `shared` has
-/// place for one value per unit. All units of the cube must arrive.
+/// The sum over the groups of a cube of the `value` of the units with the same lane, in the order
+/// of the groups. Valid in the units of the first group. `shared` has space for one value per unit.
+/// All units of the cube must call it.
 #[cube]
 pub fn group_sum<N: Size>(
     value: Vector<f32, N>,
@@ -70,7 +71,12 @@ fn column_sum_kernel<O: Float, N: Size>(
     }
 }
 
-/// Sum over the rows of the first numbers of `values`, in f32, as `[R, D]` -> `[D]`, in a fixed order.
+/// Sums over rows, `[R, D]` -> `[D]`: `shape` is `[R, D]`, `values` a contiguous f32 tensor of at
+/// least `R * D` numbers, of which the first are used. The result has dtype `dtype`; the sums are
+/// in f32 and in a fixed order.
+///
+/// # Panics
+/// If `values` has fewer numbers.
 pub fn column_sum(values: CubeTensor, shape: [usize; 2], dtype: DType) -> CubeTensor {
     let client = values.client.clone();
     let [rows, width] = shape;

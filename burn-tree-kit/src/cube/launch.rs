@@ -1,4 +1,4 @@
-//! Shapes of launches, and the tensors that go into them.
+//! Launches of kernels, and their tensors.
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::{
@@ -12,30 +12,30 @@ use cubecl::features::Plane;
 use cubecl::ir::{AddressType, ElemType, VectorSize};
 use cubecl::prelude::*;
 
-/// Most units of a cube: what every runtime allows.
+/// Most units of a cube: each runtime allows as many.
 const MAX_UNITS: u32 = 256;
 
-/// Whether kernels exist for these tensors: storage in f32, f16 or bf16, computing in f32. Others
-/// (f64) run the implementations from Burn's primitives.
+/// Whether the kernels take tensors of these dtypes: f32, f16 and bf16, which they compute in f32.
+/// Other dtypes (f64) run Burn's primitives.
 pub fn has_kernels(tensors: &[&CubeTensor]) -> bool {
     tensors
         .iter()
         .all(|tensor| matches!(tensor.dtype, DType::F32 | DType::F16 | DType::BF16))
 }
 
-/// How kernels name the dtype of a tensor's storage.
+/// The element type of kernels for tensors of `dtype`.
 pub fn elem(dtype: DType) -> ElemType {
     burn::backend::cubecl::dtype_to_storage_type(dtype)
 }
 
-/// A new tensor like `near`, with rows of storage after one another, of which nothing is set.
+/// A new contiguous tensor on the device of `near`. Its contents are undefined.
 pub fn empty(near: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     let (client, device) = (near.client.clone(), near.device.clone());
     empty_device_contiguous_dtype(client, device, shape.into(), dtype)
 }
 
-/// As [`empty`], all zeros. (Burn's own zeros may have gaps between rows, which kernels that count
-/// on none would write to.)
+/// A new contiguous tensor of zeros on the device of `near`. (Burn's own zeros may have gaps
+/// between rows; kernels that assume contiguous tensors would write into them.)
 pub fn zeros(near: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     let (client, device) = (near.client.clone(), near.device.clone());
     let shape = shape.into();
@@ -45,13 +45,13 @@ pub fn zeros(near: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTe
     CubeTensor::new_contiguous(client, device, shape, row.handle, dtype)
 }
 
-/// The same tensors with rows after one another, copied where they are not.
+/// The same tensors, contiguous: copies of those that are not.
 pub fn contiguous<const N: usize>(tensors: [CubeTensor; N]) -> [CubeTensor; N] {
     tensors.map(into_contiguous)
 }
 
-/// Elements that a unit loads at a time: as many as make the widest load of the narrowest dtype
-/// and divide `width`.
+/// Numbers of a vector: the most that divide `width` and fit in the widest load of the narrowest of
+/// `dtypes`.
 pub fn vector_size(client: &Client, dtypes: &[DType], width: usize) -> VectorSize {
     let narrowest = dtypes.iter().map(|dtype| dtype.size()).min().unwrap_or(4);
     client
@@ -61,7 +61,7 @@ pub fn vector_size(client: &Client, dtypes: &[DType], width: usize) -> VectorSiz
         .unwrap_or(1)
 }
 
-/// What indices into all of these tensors fit in.
+/// The integer type that can index each of these tensors.
 pub fn address_type(tensors: &[&CubeTensor]) -> AddressType {
     tensors
         .iter()
@@ -70,8 +70,8 @@ pub fn address_type(tensors: &[&CubeTensor]) -> AddressType {
         .unwrap_or_default()
 }
 
-/// Units of a cube, a power of two: 256, or fewer where the runtime has fewer (on a CPU, no more
-/// than it has cores, since they wait for each other at barriers).
+/// Units of a cube, a power of two: 256, or fewer if the runtime has fewer. On a CPU no more than
+/// it has cores, since units wait for each other at barriers.
 pub fn units_per_cube(client: &Client) -> u32 {
     let hardware = &client.properties().hardware;
     let most = hardware
@@ -81,8 +81,8 @@ pub fn units_per_cube(client: &Client) -> u32 {
     1 << most.ilog2()
 }
 
-/// Units that may exchange values without a barrier: planes are at least this wide. 1 where the
-/// runtime has no such operations.
+/// Units that can exchange values without a barrier: the least width of the runtime's planes, or 1
+/// if it has no plane operations.
 pub fn plane_width(client: &Client) -> u32 {
     let properties = client.properties();
     match properties.features.plane.contains(Plane::Ops) {
@@ -91,14 +91,14 @@ pub fn plane_width(client: &Client) -> u32 {
     }
 }
 
-/// A launch of `cubes` cubes; there may be more, which must do nothing.
+/// Size of a launch of `cubes` cubes of `units` units. More cubes may start; they must do nothing.
 pub fn cubes(client: &Client, cubes: usize, units: u32) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new_1d(units);
     let count = calculate_cube_count_elemwise(client, cubes * units as usize, dim);
     (count, dim)
 }
 
-/// A launch of at least `items` units.
+/// Size of a launch of at least `items` units. The units from `items` on must do nothing.
 pub fn units(client: &Client, items: usize) -> (CubeCount, CubeDim) {
     let units = units_per_cube(client);
     cubes(client, items.div_ceil(units as usize), units)

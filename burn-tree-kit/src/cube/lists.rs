@@ -8,13 +8,13 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// Lists of a plan on the devices that have used it.
+/// What a plan has uploaded, one value per device. Copies of a plan share it.
 pub struct DeviceCache<T>(Arc<Mutex<Vec<(CubeDevice, T)>>>);
 
 impl<T: Clone> DeviceCache<T> {
-    /// The lists on the device of `near`, put there by `upload` the first time.
+    /// The value for the device of `near`. `upload` makes it the first time.
     pub fn get(&self, near: &CubeTensor, upload: impl FnOnce(&Client) -> T) -> T {
-        // A panic while uploading leaves the list as it was.
+        // A panic in `upload` leaves the entries as they were.
         let mut entries = self
             .0
             .lock()
@@ -29,7 +29,7 @@ impl<T: Clone> DeviceCache<T> {
 }
 
 impl<T> DeviceCache<T> {
-    /// The sum of `bytes` over the devices that have used the plan.
+    /// The sum of `bytes` of the value of each device.
     pub fn sum(&self, bytes: impl Fn(&T) -> u64) -> u64 {
         let entries = self
             .0
@@ -57,7 +57,7 @@ impl<T> std::fmt::Debug for DeviceCache<T> {
     }
 }
 
-/// Copies add nothing to a plan.
+/// Always equal: what has been uploaded does not make plans differ.
 impl<T> PartialEq for DeviceCache<T> {
     fn eq(&self, _: &Self) -> bool {
         true
@@ -66,7 +66,7 @@ impl<T> PartialEq for DeviceCache<T> {
 
 impl<T> Eq for DeviceCache<T> {}
 
-/// Integers on a device.
+/// A list of u32 on a device.
 #[derive(Clone, Debug)]
 pub struct DeviceList {
     handle: Handle,
@@ -74,7 +74,7 @@ pub struct DeviceList {
 }
 
 impl DeviceList {
-    /// Uploads `values`.
+    /// Uploads `values`, at least one.
     pub fn new(client: &Client, values: &[u32]) -> Self {
         Self {
             handle: client.create_from_slice(u32::as_bytes(values)),
@@ -89,11 +89,12 @@ impl DeviceList {
     }
 }
 
-/// Sections start at multiples of this many numbers (256 bytes), as bindings must on any device.
+/// Sections start at multiples of this many numbers (256 bytes), the alignment that bindings need
+/// on each device.
 const SECTION_ALIGNMENT: usize = 64;
 
-/// Lists after one another in one buffer, since WGSL offers few bindings; each can also be bound
-/// as one of its own.
+/// Several lists of u32 in one buffer on a device, since WGSL has few bindings. Each list can also
+/// be bound alone.
 #[derive(Clone, Debug)]
 pub struct DeviceSections {
     buffer: Handle,
@@ -102,7 +103,7 @@ pub struct DeviceSections {
 }
 
 impl DeviceSections {
-    /// Uploads `lists`; `None` if they have 2^32 numbers or more, which `u32` cannot index.
+    /// Uploads `lists`. `None` if they have 2^32 numbers or more together, which u32 cannot index.
     pub fn new(client: &Client, lists: &[&[u32]]) -> Option<Self> {
         let mut len = 0usize;
         let mut sections = Vec::with_capacity(lists.len());
@@ -124,23 +125,23 @@ impl DeviceSections {
         })
     }
 
-    /// Bytes on the device.
+    /// Size on the device in bytes.
     pub fn bytes(&self) -> u64 {
         (self.len * size_of::<u32>()) as u64
     }
 
-    /// The whole buffer.
+    /// The whole buffer as an argument of a kernel.
     pub fn buffer(&self) -> BufferArg {
         // SAFETY: the buffer was created with this length.
         unsafe { BufferArg::from_raw_parts(self.buffer.clone(), self.len) }
     }
 
-    /// Where a list starts in the buffer.
+    /// Index in the buffer of the first number of list number `list`.
     pub fn start(&self, list: usize) -> u32 {
         self.sections[list].start
     }
 
-    /// One list as a buffer of its own; of length 1 if it is empty.
+    /// List number `list` alone as an argument of a kernel; of length 1 if the list is empty.
     pub fn section(&self, list: usize) -> BufferArg {
         let range = &self.sections[list];
         let bytes = |numbers: usize| (numbers * size_of::<u32>()) as u64;

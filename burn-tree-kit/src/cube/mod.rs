@@ -1,8 +1,24 @@
-//! What the CubeCL kernels of the operation crates share; no stable interface.
+//! What the CubeCL kernels of the operation crates share. The interface follows their needs and is
+//! not stable.
+//!
+//! CubeCL's words and CUDA's: a *unit* is a thread, a *plane* a warp, a *cube* a thread block. A
+//! *vector* is what a unit loads or stores at a time, up to 16 bytes; its *size* is in numbers.
+//!
+//! * Host: launches and tensors ([`cubes`], [`empty`], [`vector_size`], ..), lists of integers on
+//!   devices ([`DeviceCache`], [`DeviceList`], [`DeviceSections`]), failures of devices
+//!   ([`probe()`]).
+//! * Kernels for each runtime: rows shared by several units ([`RowGroups`], [`RowLayout`],
+//!   [`row_sum()`], [`group_sum()`]), sums of columns ([`column_sum`]), [`sigmoid()`].
+//! * [`matrix`]: parts of kernels for tensor cores.
+//! * `translation` (feature `cuda`): translation of kernels to CUDA C++ in tests.
+//!
+//! All kernels compute in f32, whatever the dtype of storage, and use no atomics: sums have a fixed
+//! order.
 
-// The attribute `cube` writes modules without documentation.
+// The attribute `cube` generates modules without documentation. Everything written by hand is
+// documented.
 #![allow(missing_docs)]
-// What is decided when a kernel is compiled looks like equal branches.
+// Branches on compile-time constants look like equal branches.
 #![allow(clippy::if_same_then_else)]
 
 mod activation;

@@ -1,10 +1,10 @@
-//! Failures that would be lost.
+//! Detection of device failures that CubeCL would lose.
 //!
-//! When a device fails, for want of memory above all, CubeCL marks the buffers that were not written,
-//! and skips kernels that would read them: reading a result is an error. On CUDA (CubeCL 0.11.3) the mark
-//! gets lost on the way through a model, apparently in products of matrices: what follows runs on whatever memory
-//! holds. So our operations, whose outputs such products read, note failures of their own where these
-//! stay.
+//! When a device fails, usually for lack of memory, CubeCL marks the buffers that were not written
+//! and skips kernels that would read them; reading such a buffer returns an error. On CUDA (CubeCL
+//! 0.11.3) the mark is lost on the way through a model, probably in matrix products, and later
+//! kernels run on undefined memory. The operations of these crates therefore record failures
+//! themselves, in a number on each device, the sentinel.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -18,10 +18,11 @@ use cubecl::prelude::*;
 
 use crate::cube::{address_type, elem};
 
-/// A number on each device that is unreadable once a probed tensor was.
+/// The sentinel of each device. It cannot be read after a probed tensor could not be computed.
 static SENTINELS: Mutex<Vec<(CubeDevice, CubeTensor)>> = Mutex::new(Vec::new());
 
-/// Reads both and writes the sentinel, whose value means nothing. One unit.
+/// Reads the first number of the tensor and the sentinel, and writes the sentinel; its value means
+/// nothing. One unit.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn probe_kernel<E: Numeric>(tensor: &[E], sentinel: &mut [f32], #[define(E)] _dtype: ElemType) {
     if ABSOLUTE_POS == 0 {
@@ -30,8 +31,8 @@ fn probe_kernel<E: Numeric>(tensor: &[E], sentinel: &mut [f32], #[define(E)] _dt
     }
 }
 
-/// Notes for [`take_failure`] if `tensor` has not been computed: a launch of one unit that nothing waits
-/// for.
+/// Records for [`take_failure`] whether `tensor` has been computed. Launches one unit; nothing
+/// waits for it.
 pub fn probe(tensor: &CubeTensor) {
     if tensor.meta.num_elements() == 0 {
         return;
@@ -51,7 +52,8 @@ pub fn probe(tensor: &CubeTensor) {
     }
 }
 
-/// What an operation returns; its first tensor is probed for all.
+/// The results of an operation: one tensor or a tuple of them. One probe of the first tensor stands
+/// for all, since the same kernels write them.
 pub trait Outputs {
     /// The first tensor.
     fn first(&self) -> &CubeTensor;
@@ -77,13 +79,16 @@ outputs!(B, C);
 outputs!(B, C, D);
 outputs!(B, C, D, E, F);
 
-/// The same results, probed.
+/// Probes `results` and returns them.
 pub fn probed<T: Outputs>(results: T) -> T {
     probe(results.first());
     results
 }
 
-/// Waits for the device, and returns the failure of any probed tensor since the last call.
+/// Waits for the device, then tells whether all tensors probed since the last call were computed.
+///
+/// # Errors
+/// The failure of the device. The next call starts afresh.
 pub fn take_failure(device: &CubeDevice) -> Result<(), ExecutionError> {
     let read = CubeBackend::float_into_data(sentinel(device));
     let result = cubecl::future::block_on(read);

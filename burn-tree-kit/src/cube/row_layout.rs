@@ -1,4 +1,4 @@
-//! Rows of one width in registers, spread over units.
+//! Rows that the units of a cube keep in registers.
 
 use cubecl::client::Client;
 use cubecl::ir::VectorSize;
@@ -6,25 +6,27 @@ use cubecl::prelude::*;
 
 use crate::cube::{RowGroups, plane_width, units_per_cube};
 
-/// Numbers of a row that a unit should hold, at most.
+/// Most numbers of a row that a unit should hold.
 const NUMBERS_PER_UNIT: usize = 32;
 
-/// Vectors of a row that a unit may hold: wider rows have no kernel.
+/// Most vectors of a row that a unit may hold. Wider rows have no kernel.
 const MAX_LOADS: usize = 32;
 
-/// How rows of one width are spread over units.
+/// How the vectors of a row are spread over units: lane `l` of the row's group holds the vectors
+/// `l`, `l + lanes`, `l + 2 lanes`, ...
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowLayout {
-    /// Which units work on a row.
+    /// The groups of units, one per row.
     pub groups: RowGroups,
-    /// Vectors per unit.
+    /// Vectors that a unit holds.
     pub loads: u32,
-    /// Whether the units hold exactly one row.
+    /// Whether the row fills all of them, so that no bounds need to be checked.
     pub exact: bool,
 }
 
 impl RowLayout {
-    /// A layout for rows of `width` vectors; `None` for rows too wide to be kept in registers.
+    /// A layout for rows of `width` vectors of `vector` numbers. `None` if a row does not fit in
+    /// registers.
     pub fn new(client: &Client, width: usize, vector: VectorSize) -> Option<Self> {
         let units = units_per_cube(client);
         let plane = plane_width(client).min(units);
@@ -49,7 +51,8 @@ impl RowLayout {
     }
 }
 
-/// The unit's vectors of row `row`, as they are stored; zeros where it has none.
+/// The vectors of row `row` of `values [rows, width]` (in vectors) that this unit holds, in the
+/// dtype of storage. Zeros for vectors past the end of the row, and everywhere unless `in_bounds`.
 #[cube]
 pub fn load_row<F: Float, N: Size>(
     values: &[Vector<F, N>],

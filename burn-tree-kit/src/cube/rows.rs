@@ -1,30 +1,31 @@
-//! Rows that several units share, and their sums and maxima.
+//! Sums and maxima over rows that several units share.
 
 // Kernels have no `is_multiple_of`.
 #![allow(clippy::manual_is_multiple_of)]
 
 use cubecl::prelude::*;
 
-/// How the units of a cube share rows: groups of `lanes` units work on a row each.
+/// How the units of a cube share rows: each group of `lanes` neighbouring units has one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowGroups {
     /// Units of a cube.
     pub units: u32,
-    /// Units of a row, a power of two.
+    /// Units of a group, a power of two.
     pub lanes: u32,
-    /// See [`plane_width`](crate::cube::plane_width).
+    /// Units that exchange values without a barrier: [`plane_width`](crate::cube::plane_width), or
+    /// 1.
     pub plane: u32,
 }
 
 impl RowGroups {
-    /// Rows of a cube.
+    /// Groups of a cube.
     pub fn groups(&self) -> usize {
         (self.units / self.lanes) as usize
     }
 }
 
-/// The sum of `value` over the `lanes` units of each row, in the same order every time. All units
-/// of the cube must arrive.
+/// The sum of `value` over the units of each group, in a fixed order, in all units of the group.
+/// All units of the cube must call it.
 #[cube]
 pub fn row_sum(value: f32, #[comptime] rows: RowGroups) -> f32 {
     let within = comptime!(rows.lanes.min(rows.plane));
@@ -50,7 +51,8 @@ pub fn row_sum(value: f32, #[comptime] rows: RowGroups) -> f32 {
     sum
 }
 
-/// The largest `value` among the `lanes` units of each row. All units of the cube must arrive.
+/// The largest `value` among the units of each group, in all units of the group. All units of the
+/// cube must call it.
 #[cube]
 pub fn row_max(value: f32, #[comptime] rows: RowGroups) -> f32 {
     let within = comptime!(rows.lanes.min(rows.plane));

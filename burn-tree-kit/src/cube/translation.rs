@@ -1,4 +1,4 @@
-//! Translation of kernels to CUDA C++ in tests, for devices that need not be there.
+//! Translation of kernels to CUDA C++ in tests. It needs no GPU.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,20 +21,20 @@ pub const BF16: ElemType = ElemType::Float(FloatKind::BF16);
 /// The storage of f16 tensors.
 pub const F16: ElemType = ElemType::Float(FloatKind::F16);
 
-/// A kernel and the matrix instruction that it is made of.
+/// A name for the kernel, the kernel, and text that its CUDA source must contain (an instruction).
 pub type Case = (String, Box<dyn CubeKernel>, &'static str);
 
-/// What kernels are compiled for.
+/// The device that kernels are compiled for.
 #[derive(Clone)]
 pub struct Target {
-    /// The device.
+    /// What the device can do.
     pub device: Arc<DeviceProperties>,
-    /// The layouts of its matrix instructions.
+    /// The register layouts of its matrix instructions.
     pub target: Arc<TargetProperties>,
 }
 
 impl Target {
-    /// As CubeCL's CUDA runtime describes a device of compute capability 9.0.
+    /// A GPU of compute capability 9.0, as CubeCL's CUDA runtime describes it.
     pub fn hopper() -> Self {
         let hardware = HardwareProperties {
             load_width: 128,
@@ -97,20 +97,20 @@ impl Target {
     }
 }
 
-/// A buffer argument.
+/// A buffer argument of a kernel.
 pub fn buffer() -> BufferCompilationArg {
     BufferCompilationArg { inplace: None }
 }
 
-/// Settings of a kernel of `units` units, as launches make them.
+/// Settings of an unchecked kernel with cubes of `units` units and 32-bit addresses.
 pub fn settings(units: usize) -> KernelSettings {
     let units = CubeDim::new_1d(units as u32);
     KernelSettings::new(units.into(), ExecutionMode::Unchecked, AddressType::U32)
 }
 
-/// Whether, as the text goes, a kernel waits for groups of asynchronous copies while some copies
-/// are neither in a group nor counted by a barrier: the wait is not for them, which nothing but a
-/// rare wrong number on a device would tell.
+/// Whether a kernel waits for groups of asynchronous copies at a place of its text where some
+/// copies are neither in a group nor counted by a barrier. The wait does not cover them, and
+/// nothing but rare wrong numbers on a device would show it.
 fn waits_past_copies(source: &str) -> bool {
     let mut uncounted = false;
     for instruction in source.split("cp.async.").skip(1) {
@@ -125,13 +125,13 @@ fn waits_past_copies(source: &str) -> bool {
     false
 }
 
-/// Translates kernels. If `folder` is given, the sources are written there, for
-/// `nvcc -cubin -Xptxas -v` to tell registers and spills.
+/// Translates kernels to CUDA C++. Writes the sources to `folder`, if given; there
+/// `nvcc -cubin -Xptxas -v` tells registers and spills.
 ///
 /// # Panics
-/// If one does not translate, lacks its instruction, needs more shared memory than a cube of
-/// compute capability 9.0 can have, leaves copies out where it waits for copies, or has a buffer that
-/// CubeCL takes for unused: failures of the device would not pass through it.
+/// If a kernel does not translate, lacks its instruction, needs more shared memory than a cube of
+/// compute capability 9.0 has, waits for copies without all of them, or has a buffer that CubeCL
+/// takes for unused, so that failures of the device would not pass through the kernel.
 pub fn assert_translate(cases: Vec<Case>, folder: Option<PathBuf>) {
     let options = CompilationOptions {
         supports_features: CppSupportedFeatures {

@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::FloatTensor;
 use burn_autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 
 use crate::gather_rows::{self, GatherPlan};
-use crate::lm_head::{self, EntropyOutput, LmHeadPlan};
-use crate::{TreeNnOps, decay_gate, gated_rms_norm, grouped_linear, l2_norm, rms_norm, swiglu};
+use crate::lm_head::{self, EntropyOutput, LmHeadInputs, LmHeadPlan};
+use crate::ops::TreeNnOps;
+use crate::rms_norm::{self, NormScale};
+use crate::{decay_gate, gated_rms_norm, grouped_linear, l2_norm, swiglu};
 
 impl<B: TreeNnOps, C: CheckpointStrategy> TreeNnOps for Autodiff<B, C> {
     fn lm_head_log_probs(
-        hidden: FloatTensor<Self>,
-        head_weight: FloatTensor<Self>,
-        targets: IntTensor<Self>,
+        inputs: LmHeadInputs<Self>,
         plan: Arc<LmHeadPlan>,
         entropy: EntropyOutput,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        lm_head::autodiff_forward::<B, C>(hidden, head_weight, targets, plan, entropy)
+        lm_head::autodiff_forward::<B, C>(inputs, plan, entropy)
     }
 
     fn gather_rows(x: FloatTensor<Self>, plan: Arc<GatherPlan>) -> FloatTensor<Self> {
@@ -28,9 +28,9 @@ impl<B: TreeNnOps, C: CheckpointStrategy> TreeNnOps for Autodiff<B, C> {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         epsilon: f64,
-        zero_centered: bool,
+        scale: NormScale,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        rms_norm::autodiff_forward::<B, C>(x, weight, epsilon, zero_centered)
+        rms_norm::autodiff_forward::<B, C>(x, weight, epsilon, scale)
     }
 
     fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {

@@ -3,15 +3,19 @@
 
 use std::sync::Arc;
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::FloatTensor;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use burn_tree_kit::cube::{has_kernels, probed};
 use burn_tree_kit::implementation::{Kernels, Unavailable, announce, announce_fallback};
 
 use crate::gather_rows::{self, GatherPlan};
-use crate::lm_head::{self, EntropyOutput, HeadGradients, LmHeadPlan};
-use crate::{TreeNnOps, decay_gate, gated_rms_norm, l2_norm, rms_norm, swiglu};
+use crate::lm_head::{
+    self, EntropyOutput, HeadGradients, LmHeadInputs, LmHeadOutputGradients, LmHeadPlan,
+};
+use crate::ops::TreeNnOps;
+use crate::rms_norm::{self, NormScale};
+use crate::{decay_gate, gated_rms_norm, l2_norm, swiglu};
 
 /// Refuses tensors of other dtypes than those of the kernels.
 fn check_dtypes(tensors: &[&CubeTensor]) -> Result<(), Unavailable> {
@@ -24,106 +28,72 @@ fn check_dtypes(tensors: &[&CubeTensor]) -> Result<(), Unavailable> {
     }
 }
 
-/// Runs the kernel if it takes these arguments, or else the body from primitives.
-macro_rules! kernel_if {
-    (
-        $check:expr, $op:literal, $pass:literal,
-        $module:ident :: $function:ident ($($kernel:expr),*), generic($($generic:expr),*)
-    ) => {
+/// Runs `$kernel` if `$check` takes the arguments, otherwise `$generic`, which uses Burn's
+/// primitives.
+macro_rules! kernel_or_generic {
+    ($op:literal, $pass:literal, $check:expr, $kernel:expr, $generic:expr $(,)?) => {
         match $check {
             Ok(()) => {
                 announce($op, $pass, Kernels::Portable.name());
-                probed($module::kernel::$function($($kernel),*))
+                probed($kernel)
             }
             Err(reason) => {
                 announce_fallback($op, &reason);
                 announce($op, $pass, "generic");
-                $module::generic::$function::<Self>($($generic),*)
+                $generic
             }
         }
-    };
-    ($check:expr, $op:literal, $pass:literal, $module:ident :: $function:ident ($($argument:expr),*)) => {
-        kernel_if!(
-            $check, $op, $pass, $module::$function($($argument),*), generic($($argument),*)
-        )
     };
 }
 
 impl TreeNnOps for CubeBackend {
     fn lm_head_log_probs(
-        hidden: FloatTensor<Self>,
-        head_weight: FloatTensor<Self>,
-        targets: IntTensor<Self>,
+        inputs: LmHeadInputs<Self>,
         plan: Arc<LmHeadPlan>,
         entropy: EntropyOutput,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        kernel_if!(
-            lm_head::kernel::check(&hidden, &head_weight, &plan),
+        kernel_or_generic!(
             "lm_head_log_probs",
             "forward",
-            lm_head::forward(hidden, head_weight, targets, &plan, entropy),
-            generic(hidden, head_weight, targets, &plan, entropy)
+            lm_head::kernels::check(&inputs.hidden, &inputs.head_weight, &plan),
+            lm_head::kernels::forward(inputs, &plan, entropy),
+            lm_head::generic::forward::<Self>(inputs, &plan, entropy)
         )
     }
 
     fn lm_head_log_probs_backward(
-        hidden: FloatTensor<Self>,
-        head_weight: FloatTensor<Self>,
-        targets: IntTensor<Self>,
-        log_sum_exp: FloatTensor<Self>,
-        entropy: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-        grad_entropy: FloatTensor<Self>,
+        inputs: LmHeadInputs<Self>,
+        outputs: LmHeadOutputGradients<Self>,
         plan: Arc<LmHeadPlan>,
         gradients: HeadGradients,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        kernel_if!(
-            lm_head::kernel::check(&hidden, &head_weight, &plan),
+        kernel_or_generic!(
             "lm_head_log_probs",
             "backward",
-            lm_head::backward(
-                hidden,
-                head_weight,
-                targets,
-                log_sum_exp,
-                entropy,
-                grad,
-                grad_entropy,
-                &plan,
-                gradients
-            ),
-            generic(
-                hidden,
-                head_weight,
-                targets,
-                log_sum_exp,
-                entropy,
-                grad,
-                grad_entropy,
-                &plan,
-                gradients
-            )
+            lm_head::kernels::check(&inputs.hidden, &inputs.head_weight, &plan),
+            lm_head::kernels::backward(inputs, outputs, &plan, gradients),
+            lm_head::generic::backward::<Self>(inputs, outputs, &plan, gradients)
         )
     }
 
     fn gather_rows(x: FloatTensor<Self>, plan: Arc<GatherPlan>) -> FloatTensor<Self> {
-        kernel_if!(
-            check_dtypes(&[&x]),
+        kernel_or_generic!(
             "gather_rows",
             "forward",
-            gather_rows::forward(x, &plan),
-            generic(x, &plan)
+            check_dtypes(&[&x]),
+            gather_rows::kernel::forward(x, &plan),
+            gather_rows::generic::forward::<Self>(x, &plan)
         )
     }
 
     fn gather_rows_backward(grad: FloatTensor<Self>, plan: Arc<GatherPlan>) -> FloatTensor<Self> {
         let dtype = grad.dtype;
-        kernel_if!(
-            check_dtypes(&[&grad]),
+        kernel_or_generic!(
             "gather_rows",
             "backward",
-            gather_rows::backward(grad, &plan, dtype),
-            generic(grad, &plan)
+            check_dtypes(&[&grad]),
+            gather_rows::kernel::backward(grad, &plan, dtype),
+            gather_rows::generic::backward::<Self>(grad, &plan)
         )
     }
 
@@ -131,14 +101,14 @@ impl TreeNnOps for CubeBackend {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         epsilon: f64,
-        zero_centered: bool,
+        scale: NormScale,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        kernel_if!(
-            check_dtypes(&[&x, &weight]).and_then(|()| rms_norm::kernel::check(&x, &weight)),
+        kernel_or_generic!(
             "rms_norm",
             "forward",
-            rms_norm::forward(x, weight, epsilon, zero_centered),
-            generic(x, weight, epsilon, zero_centered)
+            check_dtypes(&[&x, &weight]).and_then(|()| rms_norm::kernel::check(&x, &weight)),
+            rms_norm::kernel::forward(x, weight, epsilon, scale),
+            rms_norm::generic::forward::<Self>(x, weight, epsilon, scale)
         )
     }
 
@@ -147,24 +117,24 @@ impl TreeNnOps for CubeBackend {
         weight: FloatTensor<Self>,
         inverse_rms: FloatTensor<Self>,
         grad: FloatTensor<Self>,
-        zero_centered: bool,
+        scale: NormScale,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        kernel_if!(
-            check_dtypes(&[&x, &weight, &grad]).and_then(|()| rms_norm::kernel::check(&x, &weight)),
+        kernel_or_generic!(
             "rms_norm",
             "backward",
-            rms_norm::backward(x, weight, inverse_rms, grad, zero_centered),
-            generic(x, weight, inverse_rms, grad, zero_centered)
+            check_dtypes(&[&x, &weight, &grad]).and_then(|()| rms_norm::kernel::check(&x, &weight)),
+            rms_norm::kernel::backward(x, weight, inverse_rms, grad, scale),
+            rms_norm::generic::backward::<Self>(x, weight, inverse_rms, grad, scale)
         )
     }
 
     fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
-        kernel_if!(
-            check_dtypes(&[&gate, &up]),
+        kernel_or_generic!(
             "swiglu",
             "forward",
-            swiglu::forward(gate, up),
-            generic(gate, up)
+            check_dtypes(&[&gate, &up]),
+            swiglu::kernel::forward(gate, up),
+            swiglu::generic::forward::<Self>(gate, up)
         )
     }
 
@@ -173,12 +143,12 @@ impl TreeNnOps for CubeBackend {
         up: FloatTensor<Self>,
         grad: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        kernel_if!(
-            check_dtypes(&[&gate, &up, &grad]),
+        kernel_or_generic!(
             "swiglu",
             "backward",
-            swiglu::backward(gate, up, grad),
-            generic(gate, up, grad)
+            check_dtypes(&[&gate, &up, &grad]),
+            swiglu::kernel::backward(gate, up, grad),
+            swiglu::generic::backward::<Self>(gate, up, grad)
         )
     }
 
@@ -187,11 +157,12 @@ impl TreeNnOps for CubeBackend {
         a_log: FloatTensor<Self>,
         dt_bias: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        kernel_if!(
-            check_dtypes(&[&a, &a_log, &dt_bias]),
+        kernel_or_generic!(
             "decay_gate",
             "forward",
-            decay_gate::forward(a, a_log, dt_bias)
+            check_dtypes(&[&a, &a_log, &dt_bias]),
+            decay_gate::kernel::forward(a, a_log, dt_bias),
+            decay_gate::generic::forward::<Self>(a, a_log, dt_bias)
         )
     }
 
@@ -201,20 +172,22 @@ impl TreeNnOps for CubeBackend {
         dt_bias: FloatTensor<Self>,
         grad: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        kernel_if!(
-            check_dtypes(&[&a, &a_log, &dt_bias]),
+        kernel_or_generic!(
             "decay_gate",
             "backward",
-            decay_gate::backward(a, a_log, dt_bias, grad)
+            check_dtypes(&[&a, &a_log, &dt_bias]),
+            decay_gate::kernel::backward(a, a_log, dt_bias, grad),
+            decay_gate::generic::backward::<Self>(a, a_log, dt_bias, grad)
         )
     }
 
     fn l2_norm(x: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
-        kernel_if!(
-            check_dtypes(&[&x]).and_then(|()| l2_norm::kernel::check(&x)),
+        kernel_or_generic!(
             "l2_norm",
             "forward",
-            l2_norm::forward(x, epsilon)
+            check_dtypes(&[&x]).and_then(|()| l2_norm::kernel::check(&x)),
+            l2_norm::kernel::forward(x, epsilon),
+            l2_norm::generic::forward::<Self>(x, epsilon)
         )
     }
 
@@ -223,11 +196,12 @@ impl TreeNnOps for CubeBackend {
         grad: FloatTensor<Self>,
         epsilon: f64,
     ) -> FloatTensor<Self> {
-        kernel_if!(
-            check_dtypes(&[&x]).and_then(|()| l2_norm::kernel::check(&x)),
+        kernel_or_generic!(
             "l2_norm",
             "backward",
-            l2_norm::backward(x, grad, epsilon)
+            check_dtypes(&[&x]).and_then(|()| l2_norm::kernel::check(&x)),
+            l2_norm::kernel::backward(x, grad, epsilon),
+            l2_norm::generic::backward::<Self>(x, grad, epsilon)
         )
     }
 
@@ -237,11 +211,12 @@ impl TreeNnOps for CubeBackend {
         weight: FloatTensor<Self>,
         epsilon: f64,
     ) -> FloatTensor<Self> {
-        kernel_if!(
-            check_dtypes(&[&x, &weight]).and_then(|()| gated_rms_norm::kernel::check(&x, &weight)),
+        kernel_or_generic!(
             "gated_rms_norm",
             "forward",
-            gated_rms_norm::forward(x, gate, weight, epsilon)
+            check_dtypes(&[&x, &weight]).and_then(|()| gated_rms_norm::kernel::check(&x, &weight)),
+            gated_rms_norm::kernel::forward(x, gate, weight, epsilon),
+            gated_rms_norm::generic::forward::<Self>(x, gate, weight, epsilon)
         )
     }
 
@@ -252,11 +227,12 @@ impl TreeNnOps for CubeBackend {
         grad: FloatTensor<Self>,
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        kernel_if!(
-            check_dtypes(&[&x, &weight]).and_then(|()| gated_rms_norm::kernel::check(&x, &weight)),
+        kernel_or_generic!(
             "gated_rms_norm",
             "backward",
-            gated_rms_norm::backward(x, gate, weight, grad, epsilon)
+            check_dtypes(&[&x, &weight]).and_then(|()| gated_rms_norm::kernel::check(&x, &weight)),
+            gated_rms_norm::kernel::backward(x, gate, weight, grad, epsilon),
+            gated_rms_norm::generic::backward::<Self>(x, gate, weight, grad, epsilon)
         )
     }
 }

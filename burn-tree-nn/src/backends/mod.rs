@@ -7,6 +7,6 @@ mod cubecl;
 mod flex;
 
 #[cfg(feature = "ndarray")]
-impl crate::TreeNnOps for burn::backend::NdArray {}
+impl crate::ops::TreeNnOps for burn::backend::NdArray {}
 #[cfg(feature = "tch")]
-impl crate::TreeNnOps for burn::backend::LibTorch {}
+impl crate::ops::TreeNnOps for burn::backend::LibTorch {}

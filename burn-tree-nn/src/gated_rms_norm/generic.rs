@@ -5,6 +5,8 @@ use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn_tree_kit::dtype::at_least_f32;
 use burn_tree_kit::primitive::{column_sum, row, sigmoid, silu_with_slope};
 
+use crate::norm::generic::{grad_x, inverse_rms};
+
 /// See [`crate::TreeNnOps::gated_rms_norm`].
 pub(crate) fn forward<B: Backend>(
     x: FloatTensor<B>,
@@ -42,21 +44,11 @@ pub(crate) fn backward<B: Backend>(
     let grad_activated = B::float_mul(grad.clone(), normed.clone());
     let grad_gate = B::float_mul(B::float_mul(grad_activated.clone(), weight.clone()), slope);
     let grad_weight = column_sum::<B>(B::float_mul(grad_activated, silu.clone()));
-    // n = x r, r = rsqrt(mean x^2 + eps): dx = r (dn - n mean(dn n)).
     let grad_normed = B::float_mul(B::float_mul(grad, weight), silu);
-    let mean = B::float_mean_dim(B::float_mul(grad_normed.clone(), normed.clone()), 1);
-    let along = B::float_mul(normed, mean);
-    let grad_x = B::float_mul(B::float_sub(grad_normed, along), inverse_rms);
+    let grad_x = grad_x::<B>(normed, inverse_rms, grad_normed);
     (
         B::float_cast(grad_x, dtype.into()),
         B::float_cast(grad_gate, dtype.into()),
         B::float_cast(grad_weight, weight_dtype.into()),
     )
-}
-
-/// `[R, D]` -> `[R, 1]`.
-fn inverse_rms<B: Backend>(x: FloatTensor<B>, epsilon: f64) -> FloatTensor<B> {
-    let mean_square = B::float_mean_dim(B::float_mul(x.clone(), x), 1);
-    let rms = B::float_sqrt(B::float_add_scalar(mean_square, epsilon.into()));
-    B::float_recip(rms)
 }

@@ -5,11 +5,13 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use burn_tree_kit::cube::{
     RowLayout, address_type, column_sum, contiguous, cubes, elem, empty, group_sum,
-    has_approximations, load_row, row_sum, sigmoid, vector_size,
+    has_approximations, load_row, row_sum, sigmoid,
 };
 use burn_tree_kit::implementation::Unavailable;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
+
+use crate::norm::kernel::Rows;
 
 /// Blocks of rows over which the gradient of the weight is summed first. Fixed, so that the order
 /// of the sum is.
@@ -22,26 +24,18 @@ struct Plan {
     approximate: bool,
 }
 
-/// Numbers of a vector, vectors of a row, and the plan for them; `None` for rows too wide.
-fn plan(x: &CubeTensor, weight: &CubeTensor) -> Option<(usize, usize, Plan)> {
-    let width = x.meta.shape()[1];
-    let vector = vector_size(&x.client, &[x.dtype, weight.dtype], width);
-    let plan = Plan {
-        layout: RowLayout::new(&x.client, width / vector, vector)?,
-        approximate: has_approximations(&x.client),
-    };
-    Some((vector, width / vector, plan))
+impl Plan {
+    fn new(rows: &Rows, x: &CubeTensor) -> Self {
+        Self {
+            layout: rows.layout,
+            approximate: has_approximations(&x.client),
+        }
+    }
 }
 
 /// Refuses rows that are too wide for the kernels.
 pub(crate) fn check(x: &CubeTensor, weight: &CubeTensor) -> Result<(), Unavailable> {
-    match plan(x, weight) {
-        Some(_) => Ok(()),
-        None => Err(Unavailable(format!(
-            "rows of {} numbers are too wide",
-            x.meta.shape[1]
-        ))),
-    }
+    Rows::new(x, &[weight]).map(drop)
 }
 
 #[cube]
@@ -195,7 +189,7 @@ fn backward_kernel<F: Float, W: Float, N: Size>(
     }
 }
 
-/// See [`crate::TreeNnOps::gated_rms_norm`]; arguments for which [`fits`] holds.
+/// See [`crate::TreeNnOps::gated_rms_norm`]; arguments that [`check`] takes.
 pub(crate) fn forward(
     x: CubeTensor,
     gate: CubeTensor,
@@ -204,11 +198,9 @@ pub(crate) fn forward(
 ) -> CubeTensor {
     let [x, gate, weight] = contiguous([x, gate, weight]);
     let client = x.client.clone();
-    let rows = x.meta.shape()[0];
-    let (vector, width, plan) = plan(&x, &weight).expect("checked by the caller");
+    let rows = Rows::checked(&x, &[&weight]);
     let y = empty(&x, x.meta.shape().clone(), x.dtype);
-    let groups = plan.layout.groups;
-    let (count, dim) = cubes(&client, rows.div_ceil(groups.groups()), groups.units);
+    let (count, dim) = cubes(&client, rows.cubes(), rows.layout.groups.units);
     // SAFETY: shapes as read from the tensors; units without a row store nothing.
     unsafe {
         forward_kernel::launch_unchecked(
@@ -216,22 +208,22 @@ pub(crate) fn forward(
             count,
             dim,
             address_type(&[&x, &weight]),
-            vector,
+            rows.vector,
             x.clone().into_buffer_arg(),
             gate.into_buffer_arg(),
             weight.clone().into_buffer_arg(),
             y.clone().into_buffer_arg(),
-            rows,
-            width,
+            rows.count,
+            rows.width,
             epsilon as f32,
-            plan,
+            Plan::new(&rows, &x),
             [elem(x.dtype), elem(weight.dtype)],
         );
     }
     y
 }
 
-/// See [`crate::TreeNnOps::gated_rms_norm_backward`]; arguments for which [`fits`] holds.
+/// See [`crate::TreeNnOps::gated_rms_norm_backward`]; arguments that [`check`] takes.
 pub(crate) fn backward(
     x: CubeTensor,
     gate: CubeTensor,
@@ -241,14 +233,11 @@ pub(crate) fn backward(
 ) -> (CubeTensor, CubeTensor, CubeTensor) {
     let [x, gate, weight, grad] = contiguous([x, gate, weight, grad]);
     let client = x.client.clone();
-    let [rows, size] = [x.meta.shape()[0], x.meta.shape()[1]];
-    let (vector, width, plan) = plan(&x, &weight).expect("checked by the caller");
-    let groups = plan.layout.groups;
-    let rows_per_block = rows.div_ceil(BLOCKS).next_multiple_of(groups.groups());
-    let blocks = rows.div_ceil(rows_per_block);
-    let [grad_x, grad_gate] = [0; 2].map(|_| empty(&x, [rows, size], x.dtype));
-    let grad_weight = empty(&x, [blocks, size], DType::F32);
-    let (count, dim) = cubes(&client, blocks, groups.units);
+    let rows = Rows::checked(&x, &[&weight]);
+    let (rows_per_block, blocks) = rows.blocks(BLOCKS);
+    let [grad_x, grad_gate] = [0; 2].map(|_| empty(&x, [rows.count, rows.size], x.dtype));
+    let grad_weight = empty(&x, [blocks, rows.size], DType::F32);
+    let (count, dim) = cubes(&client, blocks, rows.layout.groups.units);
     // SAFETY: shapes as read from the tensors; units without a row store nothing.
     unsafe {
         backward_kernel::launch_unchecked(
@@ -256,7 +245,7 @@ pub(crate) fn backward(
             count,
             dim,
             address_type(&[&x, &weight, &grad_weight]),
-            vector,
+            rows.vector,
             x.clone().into_buffer_arg(),
             gate.into_buffer_arg(),
             weight.clone().into_buffer_arg(),
@@ -264,14 +253,14 @@ pub(crate) fn backward(
             grad_x.clone().into_buffer_arg(),
             grad_gate.clone().into_buffer_arg(),
             grad_weight.clone().into_buffer_arg(),
-            rows,
-            width,
+            rows.count,
+            rows.width,
             rows_per_block,
             epsilon as f32,
-            plan,
+            Plan::new(&rows, &x),
             [elem(x.dtype), elem(weight.dtype)],
         );
     }
-    let grad_weight = column_sum(grad_weight, [blocks, size], weight.dtype);
+    let grad_weight = column_sum(grad_weight, [blocks, rows.size], weight.dtype);
     (grad_x, grad_gate, grad_weight)
 }

@@ -8,8 +8,8 @@ use burn_autodiff::{
     ops::{Backward, Ops, OpsKind, unary},
 };
 
-use super::GatherPlan;
-use crate::TreeNnOps;
+use super::plan::GatherPlan;
+use crate::ops::TreeNnOps;
 use burn_tree_kit::autodiff::Tracked;
 
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 
-use super::GatherPlan;
+use super::plan::GatherPlan;
 use burn_tree_kit::dtype::at_least_f32;
 use burn_tree_kit::primitive::int_tensor;
 

@@ -2,33 +2,12 @@
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
-use burn_tree_kit::cube::{
-    DeviceCache, DeviceList, address_type, contiguous, elem, empty, units, vector_size,
-};
+use burn_tree_kit::cube::{DeviceList, address_type, contiguous, elem, empty, units, vector_size};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::GatherPlan;
-
-/// Lists of a plan that its forward pass reads.
-pub(crate) type IndexCache = DeviceCache<DeviceList>;
-/// Lists of a plan that its backward pass reads.
-pub(crate) type SumCache = DeviceCache<SumLists>;
-
-/// See [`super::plan::TwoLevelSum`].
-#[derive(Clone, Debug)]
-pub(crate) struct SumLists {
-    reads: DeviceList,
-    starts: DeviceList,
-    parts: Option<Parts>,
-}
-
-#[derive(Clone, Debug)]
-struct Parts {
-    reads: DeviceList,
-    starts: DeviceList,
-    count: usize,
-}
+use super::lists::SumLists;
+use super::plan::GatherPlan;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn gather_kernel<F: Float, N: Size>(
@@ -135,19 +114,9 @@ pub(crate) fn forward(x: CubeTensor, plan: &GatherPlan) -> CubeTensor {
 /// See [`crate::TreeNnOps::gather_rows_backward`]; the result has dtype `output`.
 pub(crate) fn backward(grad: CubeTensor, plan: &GatherPlan, output: DType) -> CubeTensor {
     let [grad] = contiguous([grad]);
-    let lists = plan.device_sums.get(&grad, |client| {
-        let sum = plan.two_level_sum();
-        let list = |values: &[u32]| DeviceList::new(client, values);
-        SumLists {
-            reads: list(&sum.reads),
-            starts: list(&sum.starts),
-            parts: (!sum.part_reads.is_empty()).then(|| Parts {
-                reads: list(&sum.part_reads),
-                starts: list(&sum.part_starts),
-                count: sum.part_starts.len() - 1,
-            }),
-        }
-    });
+    let lists = plan
+        .device_sums
+        .get(&grad, |client| SumLists::new(client, &plan.two_level_sum()));
     match &lists.parts {
         None => sum(&grad, &lists.reads, &lists.starts, plan.rows(), output),
         Some(parts) => {

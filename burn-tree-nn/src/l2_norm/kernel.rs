@@ -2,29 +2,17 @@
 
 use burn_cubecl::tensor::CubeTensor;
 use burn_tree_kit::cube::{
-    RowLayout, address_type, contiguous, cubes, elem, empty, load_row, row_sum, vector_size,
+    RowLayout, address_type, contiguous, cubes, elem, empty, load_row, row_sum,
 };
 use burn_tree_kit::implementation::Unavailable;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-/// The layout of the rows of `x`; `None` for rows too wide for these kernels.
-fn layout(x: &CubeTensor) -> Option<(usize, usize, RowLayout)> {
-    let width = x.meta.shape()[1];
-    let vector = vector_size(&x.client, &[x.dtype], width);
-    let layout = RowLayout::new(&x.client, width / vector, vector)?;
-    Some((vector, width / vector, layout))
-}
+use crate::norm::kernel::Rows;
 
 /// Refuses rows that are too wide for the kernels.
 pub(crate) fn check(x: &CubeTensor) -> Result<(), Unavailable> {
-    match layout(x) {
-        Some(_) => Ok(()),
-        None => Err(Unavailable(format!(
-            "rows of {} numbers are too wide",
-            x.meta.shape[1]
-        ))),
-    }
+    Rows::new(x, &[]).map(drop)
 }
 
 /// 0 for rows of zeros.
@@ -117,15 +105,13 @@ fn backward_kernel<F: Float, N: Size>(
     }
 }
 
-/// See [`crate::TreeNnOps::l2_norm`]; arguments for which [`fits`] holds.
+/// See [`crate::TreeNnOps::l2_norm`]; an input that [`check`] takes.
 pub(crate) fn forward(x: CubeTensor, epsilon: f64) -> CubeTensor {
     let [x] = contiguous([x]);
     let client = x.client.clone();
-    let rows = x.meta.shape()[0];
-    let (vector, width, layout) = layout(&x).expect("checked by the caller");
+    let rows = Rows::checked(&x, &[]);
     let y = empty(&x, x.meta.shape().clone(), x.dtype);
-    let cubes_of_rows = rows.div_ceil(layout.groups.groups());
-    let (count, dim) = cubes(&client, cubes_of_rows, layout.groups.units);
+    let (count, dim) = cubes(&client, rows.cubes(), rows.layout.groups.units);
     // SAFETY: shapes as read from the tensors; units without a row store nothing.
     unsafe {
         forward_kernel::launch_unchecked(
@@ -133,28 +119,26 @@ pub(crate) fn forward(x: CubeTensor, epsilon: f64) -> CubeTensor {
             count,
             dim,
             address_type(&[&x]),
-            vector,
+            rows.vector,
             x.clone().into_buffer_arg(),
             y.clone().into_buffer_arg(),
-            rows,
-            width,
+            rows.count,
+            rows.width,
             epsilon as f32,
-            layout,
+            rows.layout,
             elem(x.dtype),
         );
     }
     y
 }
 
-/// See [`crate::TreeNnOps::l2_norm_backward`]; arguments for which [`fits`] holds.
+/// See [`crate::TreeNnOps::l2_norm_backward`]; an input that [`check`] takes.
 pub(crate) fn backward(x: CubeTensor, grad: CubeTensor, epsilon: f64) -> CubeTensor {
     let [x, grad] = contiguous([x, grad]);
     let client = x.client.clone();
-    let rows = x.meta.shape()[0];
-    let (vector, width, layout) = layout(&x).expect("checked by the caller");
+    let rows = Rows::checked(&x, &[]);
     let grad_x = empty(&x, x.meta.shape().clone(), x.dtype);
-    let cubes_of_rows = rows.div_ceil(layout.groups.groups());
-    let (count, dim) = cubes(&client, cubes_of_rows, layout.groups.units);
+    let (count, dim) = cubes(&client, rows.cubes(), rows.layout.groups.units);
     // SAFETY: shapes as read from the tensors; units without a row store nothing.
     unsafe {
         backward_kernel::launch_unchecked(
@@ -162,14 +146,14 @@ pub(crate) fn backward(x: CubeTensor, grad: CubeTensor, epsilon: f64) -> CubeTen
             count,
             dim,
             address_type(&[&x]),
-            vector,
+            rows.vector,
             x.clone().into_buffer_arg(),
             grad.into_buffer_arg(),
             grad_x.clone().into_buffer_arg(),
-            rows,
-            width,
+            rows.count,
+            rows.width,
             epsilon as f32,
-            layout,
+            rows.layout,
             elem(x.dtype),
         );
     }

@@ -16,8 +16,10 @@ use burn_autodiff::{
     ops::{Backward, Ops, OpsKind},
 };
 
-use super::{EntropyOutput, HeadGradients, LmHeadPlan};
-use crate::TreeNnOps;
+use super::options::EntropyOutput;
+use super::plan::{HeadGradients, LmHeadPlan};
+use super::tensors::{LmHeadInputs, LmHeadOutputGradients};
+use crate::ops::TreeNnOps;
 use burn_tree_kit::autodiff::{Tracked, backward};
 
 #[derive(Debug)]
@@ -45,9 +47,11 @@ impl<B: TreeNnOps> Backward<B, 2> for LmHeadBackward {
     ) {
         let head = ops.parents[1].is_some();
         backward::<B, _, 2>(ops, grads, |grad, state| {
-            let hidden = checkpointer.retrieve_node_output::<FloatTensor<B>>(state.hidden);
-            let head_weight =
-                checkpointer.retrieve_node_output::<FloatTensor<B>>(state.head_weight);
+            let inputs = LmHeadInputs {
+                hidden: checkpointer.retrieve_node_output::<FloatTensor<B>>(state.hidden),
+                head_weight: checkpointer.retrieve_node_output::<FloatTensor<B>>(state.head_weight),
+                targets: state.targets,
+            };
             let gradients = HeadGradients {
                 head,
                 entropy: state.entropy.is_some(),
@@ -62,40 +66,37 @@ impl<B: TreeNnOps> Backward<B, 2> for LmHeadBackward {
                 // Not read.
                 None => (grad.clone(), grad.clone(), grad),
             };
-            B::lm_head_log_probs_backward(
-                hidden,
-                head_weight,
-                state.targets,
-                state.log_sum_exp,
+            let outputs = LmHeadOutputGradients {
+                log_sum_exp: state.log_sum_exp,
                 entropy,
                 grad,
                 grad_entropy,
-                state.plan,
-                gradients,
-            )
-            .into()
+            };
+            B::lm_head_log_probs_backward(inputs, outputs, state.plan, gradients).into()
         });
     }
 }
 
 /// The forward pass on an autodiff backend.
 ///
-/// A node has one output: entropies with a gradient are appended to the log-probabilities, so that
-/// one backward pass serves both.
+/// A node has one output. Entropies with a gradient are therefore appended to the
+/// log-probabilities, and one backward pass serves both.
 pub(crate) fn forward<B: TreeNnOps, C: CheckpointStrategy>(
-    hidden: Tracked<B, C>,
-    head_weight: Tracked<B, C>,
-    targets: IntTensor<B>,
+    inputs: LmHeadInputs<Autodiff<B, C>>,
     plan: Arc<LmHeadPlan>,
     entropy: EntropyOutput,
 ) -> (Tracked<B, C>, Tracked<B, C>, Tracked<B, C>) {
-    let (log_probs, log_sum_exp, entropies) = B::lm_head_log_probs(
-        hidden.primitive().clone(),
-        head_weight.primitive().clone(),
-        targets.clone(),
-        plan.clone(),
-        entropy,
-    );
+    let LmHeadInputs {
+        hidden,
+        head_weight,
+        targets,
+    } = inputs;
+    let inner = LmHeadInputs {
+        hidden: hidden.primitive().clone(),
+        head_weight: head_weight.primitive().clone(),
+        targets: targets.clone(),
+    };
+    let (log_probs, log_sum_exp, entropies) = B::lm_head_log_probs(inner, plan.clone(), entropy);
     let is_tracked = entropy == EntropyOutput::Differentiable;
     let count = plan.occurrences();
     let output = match is_tracked {

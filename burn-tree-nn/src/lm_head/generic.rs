@@ -6,13 +6,14 @@ use burn::backend::{
 };
 use burn::tensor::{DType, FloatDType, IntDType, Shape, Slice};
 
-use super::plan::LmHeadChunk;
-use super::{EntropyOutput, HeadGradients, LmHeadPlan};
+use super::options::EntropyOutput;
+use super::plan::{HeadGradients, LmHeadChunk, LmHeadPlan};
+use super::tensors::{LmHeadInputs, LmHeadOutputGradients};
 use crate::gather_rows;
 use burn_tree_kit::dtype::at_least_f32;
 use burn_tree_kit::primitive::int_tensor;
 
-/// Logits alive at once if the caller does not say: 64 MiB in f32.
+/// Logits of a chunk if the caller does not choose: 64 MiB in f32.
 const CHUNK_LOGITS: usize = 1 << 24;
 
 /// With fewer rows at a time, adding up the head's gradient would cost as much as computing it.
@@ -27,12 +28,15 @@ pub(crate) fn chunks(plan: &LmHeadPlan, vocab: usize) -> Vec<LmHeadChunk> {
 
 /// See [`crate::TreeNnOps::lm_head_log_probs`].
 pub(crate) fn forward<B: Backend>(
-    hidden: FloatTensor<B>,
-    head_weight: FloatTensor<B>,
-    targets: IntTensor<B>,
+    inputs: LmHeadInputs<B>,
     plan: &LmHeadPlan,
     entropy: EntropyOutput,
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
+    let LmHeadInputs {
+        hidden,
+        head_weight,
+        targets,
+    } = inputs;
     let entropy = entropy != EntropyOutput::None;
     let head = Head::<B>::new(&hidden, head_weight, plan);
     let device = hidden.device();
@@ -73,18 +77,23 @@ pub(crate) fn forward<B: Backend>(
 }
 
 /// See [`crate::TreeNnOps::lm_head_log_probs_backward`].
-#[allow(clippy::too_many_arguments)]
 pub(crate) fn backward<B: Backend>(
-    hidden: FloatTensor<B>,
-    head_weight: FloatTensor<B>,
-    targets: IntTensor<B>,
-    log_sum_exp: FloatTensor<B>,
-    entropy: FloatTensor<B>,
-    grad: FloatTensor<B>,
-    grad_entropy: FloatTensor<B>,
+    inputs: LmHeadInputs<B>,
+    outputs: LmHeadOutputGradients<B>,
     plan: &LmHeadPlan,
     gradients: HeadGradients,
 ) -> (FloatTensor<B>, FloatTensor<B>) {
+    let LmHeadInputs {
+        hidden,
+        head_weight,
+        targets,
+    } = inputs;
+    let LmHeadOutputGradients {
+        log_sum_exp,
+        entropy,
+        grad,
+        grad_entropy,
+    } = outputs;
     let device = hidden.device();
     let (hidden_dtype, head_dtype) = (hidden.dtype(), head_weight.dtype());
     let head_shape = head_weight.shape();

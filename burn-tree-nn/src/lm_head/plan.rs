@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use burn::tensor::{DType, FloatDType};
 
-use crate::gather_rows::GatherPlan;
+use super::error::LmHeadError;
+use crate::gather_rows::{GatherError, GatherPlan};
 use burn_tree_kit::dtype::product_dtype;
 
-/// Host-side plan of one projection: the distinct rows that predict something, which of them each
-/// occurrence reads, how many `[rows, vocab]` logits are alive together, and the dtype of the
+/// Plan of one projection on the host: the distinct rows that predict something, which of them each
+/// occurrence reads, how many rows of logits `[rows, vocab]` exist at a time, and the dtype of the
 /// products.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LmHeadPlan {
@@ -19,16 +20,16 @@ pub struct LmHeadPlan {
     chunk_rows: Option<usize>,
     product: Option<FloatDType>,
     #[cfg(feature = "cubecl-backend")]
-    pub(super) device_starts: super::kernel::StartsCache,
+    pub(super) device_starts: super::kernels::StartsCache,
 }
 
-/// Which gradients a backward pass computes besides that of the hidden states by the
+/// What a backward pass computes besides the gradient of the hidden states for the gradients of the
 /// log-probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadGradients {
-    /// That of the head.
+    /// Whether to compute the gradient of the head.
     pub head: bool,
-    /// Those by the entropies.
+    /// Whether to add the gradients for those of the entropies.
     pub entropy: bool,
 }
 
@@ -50,6 +51,13 @@ impl LmHeadPlan {
         chunk_rows: Option<usize>,
         product: Option<FloatDType>,
     ) -> Result<Self, LmHeadError> {
+        let too_many = LmHeadError::TooMany {
+            rows: hidden_rows,
+            occurrences: occurrence_rows.len(),
+        };
+        if occurrence_rows.len() > i32::MAX as usize {
+            return Err(too_many);
+        }
         let mut rows: Vec<u32> = Vec::new();
         let mut slots = Vec::with_capacity(occurrence_rows.len());
         for (occurrence, &row) in occurrence_rows.iter().enumerate() {
@@ -66,12 +74,16 @@ impl LmHeadPlan {
             }
             slots.push(rows.len() as u32 - 1);
         }
-        let gather =
-            GatherPlan::new(rows, hidden_rows).map_err(|error| LmHeadError::RowOutOfRange {
-                occurrence: slots.partition_point(|&slot| (slot as usize) < error.position),
-                row: error.index,
+        let gather = GatherPlan::new(rows, hidden_rows).map_err(|error| match error {
+            GatherError::Index {
+                position, index, ..
+            } => LmHeadError::RowOutOfRange {
+                occurrence: slots.partition_point(|&slot| (slot as usize) < position),
+                row: index,
                 hidden_rows,
-            })?;
+            },
+            _ => too_many,
+        })?;
         Ok(Self {
             gather,
             slots,
@@ -145,81 +157,4 @@ impl LmHeadPlan {
         }
         starts
     }
-}
-
-/// Arguments of [`crate::token_log_probs`] that do not fit together.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LmHeadError {
-    /// The occurrences are not those of the batch that the blocks computed.
-    #[error("the occurrences are those of another batch than the context's")]
-    OtherBatch,
-    /// The hidden states are not those of the batch.
-    #[error("the hidden states have [B, N] = {found:?} rows, expected {expected:?} as the batch")]
-    Rows {
-        /// `[B, N]` of the hidden states.
-        found: [usize; 2],
-        /// `[B, N]` of the batch that the occurrences are of.
-        expected: [usize; 2],
-    },
-    /// A target that the head does not have.
-    #[error(
-        "occurrence {occurrence} has target {target}, expected an id below {vocab}, the rows of the \
-         head weight [vocab, hidden]"
-    )]
-    Target {
-        /// Index of the occurrence.
-        occurrence: usize,
-        /// Its target.
-        target: u32,
-        /// Rows of the head weight.
-        vocab: usize,
-    },
-    /// The hidden size of states and head differ.
-    #[error(
-        "the hidden states have {hidden} features, the head weight {head}, expected [vocab, hidden] \
-         (a Burn Linear keeps [hidden, vocab]: transpose it)"
-    )]
-    HiddenSize {
-        /// Features of the hidden states.
-        hidden: usize,
-        /// Features of the head weight.
-        head: usize,
-    },
-    /// An occurrence names a row that does not exist.
-    #[error("occurrence {occurrence} reads row {row}, but there are {hidden_rows} rows")]
-    RowOutOfRange {
-        /// Index of the occurrence.
-        occurrence: usize,
-        /// Its row.
-        row: u32,
-        /// Number of rows of the hidden states.
-        hidden_rows: usize,
-    },
-    /// Occurrences must come in ascending order of row.
-    #[error("occurrence {occurrence} reads row {row} after row {previous}; rows must ascend")]
-    RowsNotAscending {
-        /// Index of the occurrence.
-        occurrence: usize,
-        /// Its row.
-        row: u32,
-        /// Row of the occurrence before it.
-        previous: u32,
-    },
-    /// Columns of an occurrence batch differ in length.
-    #[error("{rows} rows but {targets} targets")]
-    Columns {
-        /// Number of rows.
-        rows: usize,
-        /// Number of targets.
-        targets: usize,
-    },
-    /// `chunk_rows * vocab` does not fit the index type.
-    #[error("chunks of {chunk_rows} rows x {vocab} tokens exceed 2^31 - 1 logits")]
-    ChunkTooLarge {
-        /// Rows of a chunk.
-        chunk_rows: usize,
-        /// Size of the vocabulary.
-        vocab: usize,
-    },
 }

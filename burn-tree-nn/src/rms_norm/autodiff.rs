@@ -8,14 +8,15 @@ use burn_autodiff::{
     ops::{Backward, Ops, OpsKind},
 };
 
-use crate::TreeNnOps;
+use super::scale::NormScale;
+use crate::ops::TreeNnOps;
 use burn_tree_kit::autodiff::{Tracked, backward};
 
 #[derive(Debug)]
 struct RmsNormBackward;
 
 impl<B: TreeNnOps> Backward<B, 2> for RmsNormBackward {
-    type State = (NodeId, NodeId, FloatTensor<B>, bool);
+    type State = (NodeId, NodeId, FloatTensor<B>, NormScale);
 
     fn backward(
         self,
@@ -23,15 +24,11 @@ impl<B: TreeNnOps> Backward<B, 2> for RmsNormBackward {
         grads: &mut Gradients,
         checkpointer: &mut Checkpointer,
     ) {
-        backward::<B, _, 2>(
-            ops,
-            grads,
-            |grad, (x, weight, inverse_rms, zero_centered)| {
-                let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
-                let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
-                B::rms_norm_backward(x, weight, inverse_rms, grad, zero_centered).into()
-            },
-        );
+        backward::<B, _, 2>(ops, grads, |grad, (x, weight, inverse_rms, scale)| {
+            let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
+            let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(weight);
+            B::rms_norm_backward(x, weight, inverse_rms, grad, scale).into()
+        });
     }
 }
 
@@ -40,13 +37,13 @@ pub(crate) fn forward<B: TreeNnOps, C: CheckpointStrategy>(
     x: Tracked<B, C>,
     weight: Tracked<B, C>,
     epsilon: f64,
-    zero_centered: bool,
+    scale: NormScale,
 ) -> (Tracked<B, C>, Tracked<B, C>) {
     let (y, inverse_rms) = B::rms_norm(
         x.primitive().clone(),
         weight.primitive().clone(),
         epsilon,
-        zero_centered,
+        scale,
     );
     let y = match RmsNormBackward
         .prepare::<C>([x.node(), weight.node()])
@@ -58,7 +55,7 @@ pub(crate) fn forward<B: TreeNnOps, C: CheckpointStrategy>(
                 prep.checkpoint(&x),
                 prep.checkpoint(&weight),
                 inverse_rms.clone(),
-                zero_centered,
+                scale,
             );
             prep.finish(state, y)
         }

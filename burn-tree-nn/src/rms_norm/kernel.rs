@@ -5,24 +5,22 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use burn_tree_kit::cube::{
     RowLayout, address_type, column_sum, contiguous, cubes, elem, empty, group_sum, load_row,
-    row_sum, vector_size,
+    row_sum,
 };
 use burn_tree_kit::implementation::Unavailable;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::scale::NormScale;
+use crate::norm::kernel::Rows;
+
 /// Blocks of rows over which the gradient of the weight is summed first. Fixed, so that the order
 /// of the sum is.
 const BLOCKS: usize = 512;
 
-/// Whether rows of `width` numbers are narrow enough for these kernels.
+/// Refuses rows that are too wide for the kernels.
 pub(crate) fn check(x: &CubeTensor, weight: &CubeTensor) -> Result<(), Unavailable> {
-    let width = x.meta.shape()[1];
-    let vector = vector_size(&x.client, &[x.dtype, weight.dtype], width);
-    match RowLayout::new(&x.client, width / vector, vector) {
-        Some(_) => Ok(()),
-        None => Err(Unavailable(format!("rows of {width} numbers are too wide"))),
-    }
+    Rows::new(x, &[weight]).map(drop)
 }
 
 /// What a vector of normalised values is multiplied by.
@@ -165,23 +163,19 @@ fn backward_kernel<F: Float, W: Float, N: Size>(
     }
 }
 
-/// See [`crate::TreeNnOps::rms_norm`]; arguments for which [`fits`] holds.
+/// See [`crate::TreeNnOps::rms_norm`]; arguments that [`check`] takes.
 pub(crate) fn forward(
     x: CubeTensor,
     weight: CubeTensor,
     epsilon: f64,
-    zero_centered: bool,
+    scale: NormScale,
 ) -> (CubeTensor, CubeTensor) {
     let [x, weight] = contiguous([x, weight]);
     let client = x.client.clone();
-    let [rows, width] = [x.meta.shape()[0], x.meta.shape()[1]];
-    let y = empty(&x, [rows, width], x.dtype);
-    let inverse_rms = empty(&x, [rows, 1], DType::F32);
-    let vector = vector_size(&client, &[x.dtype, weight.dtype], width);
-    let width = width / vector;
-    let layout = RowLayout::new(&client, width, vector).expect("checked by the caller");
-    let groups = layout.groups.groups();
-    let (count, dim) = cubes(&client, rows.div_ceil(groups), layout.groups.units);
+    let rows = Rows::checked(&x, &[&weight]);
+    let y = empty(&x, [rows.count, rows.size], x.dtype);
+    let inverse_rms = empty(&x, [rows.count, 1], DType::F32);
+    let (count, dim) = cubes(&client, rows.cubes(), rows.layout.groups.units);
     // SAFETY: shapes as read from the tensors; units without a row store nothing.
     unsafe {
         forward_kernel::launch_unchecked(
@@ -189,41 +183,37 @@ pub(crate) fn forward(
             count,
             dim,
             address_type(&[&x, &weight]),
-            vector,
+            rows.vector,
             x.clone().into_buffer_arg(),
             weight.clone().into_buffer_arg(),
             y.clone().into_buffer_arg(),
             inverse_rms.clone().into_buffer_arg(),
-            rows,
-            width,
+            rows.count,
+            rows.width,
             epsilon as f32,
-            zero_centered,
-            layout,
+            scale.adds_one(),
+            rows.layout,
             [elem(x.dtype), elem(weight.dtype)],
         );
     }
     (y, inverse_rms)
 }
 
-/// See [`crate::TreeNnOps::rms_norm_backward`]; arguments for which [`fits`] holds.
+/// See [`crate::TreeNnOps::rms_norm_backward`]; arguments that [`check`] takes.
 pub(crate) fn backward(
     x: CubeTensor,
     weight: CubeTensor,
     inverse_rms: CubeTensor,
     grad: CubeTensor,
-    zero_centered: bool,
+    scale: NormScale,
 ) -> (CubeTensor, CubeTensor) {
     let [x, weight, inverse_rms, grad] = contiguous([x, weight, inverse_rms, grad]);
     let client = x.client.clone();
-    let [rows, width] = [x.meta.shape()[0], x.meta.shape()[1]];
-    let vector = vector_size(&client, &[x.dtype, weight.dtype], width);
-    let layout = RowLayout::new(&client, width / vector, vector).expect("checked by the caller");
-    let groups = layout.groups.groups();
-    let rows_per_block = rows.div_ceil(BLOCKS).next_multiple_of(groups);
-    let blocks = rows.div_ceil(rows_per_block);
-    let grad_x = empty(&x, [rows, width], x.dtype);
-    let grad_weight = empty(&x, [blocks, width], DType::F32);
-    let (count, dim) = cubes(&client, blocks, layout.groups.units);
+    let rows = Rows::checked(&x, &[&weight]);
+    let (rows_per_block, blocks) = rows.blocks(BLOCKS);
+    let grad_x = empty(&x, [rows.count, rows.size], x.dtype);
+    let grad_weight = empty(&x, [blocks, rows.size], DType::F32);
+    let (count, dim) = cubes(&client, blocks, rows.layout.groups.units);
     // SAFETY: shapes as read from the tensors; units without a row store nothing.
     unsafe {
         backward_kernel::launch_unchecked(
@@ -231,21 +221,21 @@ pub(crate) fn backward(
             count,
             dim,
             address_type(&[&x, &weight, &grad_weight]),
-            vector,
+            rows.vector,
             x.clone().into_buffer_arg(),
             weight.clone().into_buffer_arg(),
             inverse_rms.into_buffer_arg(),
             grad.into_buffer_arg(),
             grad_x.clone().into_buffer_arg(),
             grad_weight.clone().into_buffer_arg(),
-            rows,
-            width / vector,
+            rows.count,
+            rows.width,
             rows_per_block,
-            zero_centered,
-            layout,
+            scale.adds_one(),
+            rows.layout,
             [elem(x.dtype), elem(weight.dtype)],
         );
     }
-    let grad_weight = column_sum(grad_weight, [blocks, width], weight.dtype);
+    let grad_weight = column_sum(grad_weight, [blocks, rows.size], weight.dtype);
     (grad_x, grad_weight)
 }

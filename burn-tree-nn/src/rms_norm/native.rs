@@ -2,68 +2,86 @@
 
 use std::borrow::Cow;
 
-use burn_tree_kit::cpu::dot;
+use burn::backend::TensorMetadata;
+use burn_flex::FlexTensor;
+use burn_tree_kit::cpu::{Number, dot};
 use burn_tree_kit::vectorised_fn;
 use rayon::prelude::*;
 
-use burn_tree_kit::cpu::Number;
+use super::scale::NormScale;
+use crate::native::tensor;
 
 /// Numbers of a block of rows that one thread works on.
 const BLOCK: usize = 1 << 14;
 
-/// What the normalised values are multiplied by.
-pub(crate) fn scale<T: Number>(weight: &[T], zero_centered: bool) -> Cow<'_, [T]> {
-    match zero_centered {
-        true => weight
-            .iter()
-            .map(|&weight| T::from_f64(1.0) + weight)
-            .collect(),
-        false => weight.into(),
-    }
-}
-
-/// `x [R, D]`, `scale [D]` -> `y [R, D]` and the inverse root mean square `[R]`.
-pub(crate) fn forward<T: Number>(x: &[T], scale: &[T], epsilon: f64) -> (Vec<T>, Vec<T>) {
-    let size = scale.len();
+/// See [`crate::TreeNnOps::rms_norm`]; both tensors are of `T`.
+pub(crate) fn forward<T: Number>(
+    x: FlexTensor,
+    weight: FlexTensor,
+    epsilon: f64,
+    scale: NormScale,
+) -> (FlexTensor, FlexTensor) {
+    let [x, weight] = [x, weight].map(|tensor| tensor.to_contiguous());
+    let shape = x.shape();
+    let factors = factors::<T>(weight.storage(), scale);
+    let x: &[T] = x.storage();
+    let size = factors.len();
+    let rows = x.len() / size;
     let block = (BLOCK / size).max(1);
     let mut y = vec![T::ZERO; x.len()];
-    let mut inverse_rms = vec![T::ZERO; x.len() / size];
+    let mut inverse_rms = vec![T::ZERO; rows];
     y.par_chunks_mut(block * size)
         .zip(x.par_chunks(block * size))
         .zip(inverse_rms.par_chunks_mut(block))
-        .for_each(|((y, x), inverse_rms)| forward_rows(y, inverse_rms, x, scale, epsilon));
-    (y, inverse_rms)
+        .for_each(|((y, x), inverse_rms)| forward_rows(y, inverse_rms, x, &factors, epsilon));
+    (tensor(y, shape), tensor(inverse_rms, [rows, 1].into()))
 }
 
-/// Gradients `[R, D]` of `x` and `[D]` of `scale`. The latter is summed block by block, in the
-/// same order whatever the number of threads.
+/// See [`crate::TreeNnOps::rms_norm_backward`]; all tensors are of `T`. The gradient of the weight
+/// is summed block by block, in the same order for any number of threads.
 pub(crate) fn backward<T: Number>(
-    x: &[T],
-    scale: &[T],
-    inverse_rms: &[T],
-    grad: &[T],
-) -> (Vec<T>, Vec<T>) {
-    let size = scale.len();
+    x: FlexTensor,
+    weight: FlexTensor,
+    inverse_rms: FlexTensor,
+    grad: FlexTensor,
+    scale: NormScale,
+) -> (FlexTensor, FlexTensor) {
+    let [x, weight, inverse_rms, grad] =
+        [x, weight, inverse_rms, grad].map(|tensor| tensor.to_contiguous());
+    let factors = factors::<T>(weight.storage(), scale);
+    let size = factors.len();
     let block = (BLOCK / size).max(1);
-    let mut grad_x = vec![T::ZERO; x.len()];
+    let values: &[T] = x.storage();
+    let mut grad_x = vec![T::ZERO; values.len()];
     let parts: Vec<Vec<T>> = grad_x
         .par_chunks_mut(block * size)
-        .zip(x.par_chunks(block * size))
-        .zip(grad.par_chunks(block * size))
-        .zip(inverse_rms.par_chunks(block))
+        .zip(values.par_chunks(block * size))
+        .zip(grad.storage::<T>().par_chunks(block * size))
+        .zip(inverse_rms.storage::<T>().par_chunks(block))
         .map(|(((grad_x, x), grad), inverse_rms)| {
-            let mut grad_scale = vec![T::ZERO; size];
-            backward_rows(grad_x, &mut grad_scale, x, scale, inverse_rms, grad);
-            grad_scale
+            let mut grad_factors = vec![T::ZERO; size];
+            backward_rows(grad_x, &mut grad_factors, x, &factors, inverse_rms, grad);
+            grad_factors
         })
         .collect();
-    let mut grad_scale = vec![T::ZERO; size];
+    let mut grad_weight = vec![T::ZERO; size];
     for part in parts {
-        for (sum, part) in grad_scale.iter_mut().zip(part) {
+        for (sum, part) in grad_weight.iter_mut().zip(part) {
             *sum += part;
         }
     }
-    (grad_x, grad_scale)
+    (
+        tensor(grad_x, x.shape()),
+        tensor(grad_weight, weight.shape()),
+    )
+}
+
+/// What the normalised values are multiplied by.
+fn factors<T: Number>(weight: &[T], scale: NormScale) -> Cow<'_, [T]> {
+    match scale {
+        NormScale::Weight => weight.into(),
+        NormScale::OnePlusWeight => weight.iter().map(|&weight| T::ONE + weight).collect(),
+    }
 }
 
 vectorised_fn! {
@@ -71,40 +89,40 @@ vectorised_fn! {
         y: &mut [T],
         inverse_rms: &mut [T],
         x: &[T],
-        scale: &[T],
+        factors: &[T],
         epsilon: f64,
     ) {
-        let size = scale.len();
+        let size = factors.len();
         let rows = y.chunks_exact_mut(size).zip(x.chunks_exact(size));
         for ((y, x), inverse_rms) in rows.zip(inverse_rms) {
             let mean_square = dot(x, x).to_f64() / size as f64;
             let factor = T::from_f64(1.0 / (mean_square + epsilon).sqrt());
             *inverse_rms = factor;
-            for ((y, &x), &scale) in y.iter_mut().zip(x).zip(scale) {
-                *y = x * factor * scale;
+            for ((y, &x), &by) in y.iter_mut().zip(x).zip(factors) {
+                *y = x * factor * by;
             }
         }
     }
 }
 
 vectorised_fn! {
-    /// Adds to the gradient of the scale.
+    /// Adds to the gradient of the factors.
     fn backward_rows<T: Number>(
         grad_x: &mut [T],
-        grad_scale: &mut [T],
+        grad_factors: &mut [T],
         x: &[T],
-        scale: &[T],
+        factors: &[T],
         inverse_rms: &[T],
         grad: &[T],
     ) {
-        let size = scale.len();
+        let size = factors.len();
         let mean_factor = T::from_f64(1.0 / size as f64);
         let mut grad_normed = vec![T::ZERO; size];
         let rows = grad_x.chunks_exact_mut(size).zip(x.chunks_exact(size));
         for (((grad_x, x), grad), &factor) in rows.zip(grad.chunks_exact(size)).zip(inverse_rms) {
             for i in 0..size {
-                grad_normed[i] = grad[i] * scale[i];
-                grad_scale[i] += grad[i] * x[i] * factor;
+                grad_normed[i] = grad[i] * factors[i];
+                grad_factors[i] += grad[i] * x[i] * factor;
             }
             let mean = dot(&grad_normed, x) * factor * mean_factor;
             for i in 0..size {

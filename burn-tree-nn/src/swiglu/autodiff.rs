@@ -8,7 +8,7 @@ use burn_autodiff::{
     ops::{Backward, Ops, OpsKind},
 };
 
-use crate::TreeNnOps;
+use crate::ops::TreeNnOps;
 use burn_tree_kit::autodiff::{Tracked, backward};
 
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 
 use burn_tree_kit::dtype::at_least_f32;
+use burn_tree_kit::primitive::{sigmoid, silu_with_slope};
 
 /// See [`crate::TreeNnOps::swiglu`].
 pub(crate) fn forward<B: Backend>(gate: FloatTensor<B>, up: FloatTensor<B>) -> FloatTensor<B> {
@@ -21,20 +22,11 @@ pub(crate) fn backward<B: Backend>(
     let dtype = gate.dtype();
     let wide = at_least_f32(dtype);
     let [gate, up, grad] = [gate, up, grad].map(|tensor| B::float_cast(tensor, wide));
-    let sigmoid = sigmoid::<B>(gate.clone());
-    let silu = B::float_mul(gate, sigmoid.clone());
-    let grad_up = B::float_mul(grad.clone(), silu.clone());
-    // d silu / d gate = s + silu (1 - s)
-    let rest = B::float_add_scalar(B::float_neg(sigmoid.clone()), 1.into());
-    let slope = B::float_add(sigmoid, B::float_mul(silu, rest));
+    let (silu, slope) = silu_with_slope::<B>(gate);
+    let grad_up = B::float_mul(grad.clone(), silu);
     let grad_gate = B::float_mul(B::float_mul(grad, up), slope);
     (
         B::float_cast(grad_gate, dtype.into()),
         B::float_cast(grad_up, dtype.into()),
     )
-}
-
-fn sigmoid<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
-    let exp = B::float_exp(B::float_neg(x));
-    B::float_recip(B::float_add_scalar(exp, 1.into()))
 }

@@ -1,9 +1,12 @@
 //! Implementation for CPU tensors in memory: one pass, vectorised.
 
+use burn::backend::TensorMetadata;
+use burn_flex::FlexTensor;
+use burn_tree_kit::cpu::Number;
 use burn_tree_kit::vectorised_fn;
 use rayon::prelude::*;
 
-use burn_tree_kit::cpu::Number;
+use crate::native::tensor;
 
 /// Numbers that one thread works on at a time.
 const BLOCK: usize = 1 << 14;
@@ -13,30 +16,36 @@ fn sigmoid<T: Number>(x: T) -> T {
     T::ONE / (T::ONE + (-x).exp())
 }
 
-/// `silu(gate) * up`.
-pub(crate) fn forward<T: Number>(gate: &[T], up: &[T]) -> Vec<T> {
-    let mut y = vec![T::ZERO; gate.len()];
+/// See [`crate::TreeNnOps::swiglu`]; both tensors are of `T`.
+pub(crate) fn forward<T: Number>(gate: FlexTensor, up: FlexTensor) -> FlexTensor {
+    let [gate, up] = [gate, up].map(|tensor| tensor.to_contiguous());
+    let mut y = vec![T::ZERO; gate.shape().num_elements()];
     y.par_chunks_mut(BLOCK)
-        .zip(gate.par_chunks(BLOCK))
-        .zip(up.par_chunks(BLOCK))
+        .zip(gate.storage::<T>().par_chunks(BLOCK))
+        .zip(up.storage::<T>().par_chunks(BLOCK))
         .for_each(|((y, gate), up)| forward_block(y, gate, up));
-    y
+    tensor(y, gate.shape())
 }
 
-/// Gradients of `gate` and `up`.
-pub(crate) fn backward<T: Number>(gate: &[T], up: &[T], grad: &[T]) -> (Vec<T>, Vec<T>) {
-    let mut grad_gate = vec![T::ZERO; gate.len()];
-    let mut grad_up = vec![T::ZERO; gate.len()];
+/// See [`crate::TreeNnOps::swiglu_backward`]; all tensors are of `T`.
+pub(crate) fn backward<T: Number>(
+    gate: FlexTensor,
+    up: FlexTensor,
+    grad: FlexTensor,
+) -> (FlexTensor, FlexTensor) {
+    let [gate, up, grad] = [gate, up, grad].map(|tensor| tensor.to_contiguous());
+    let elements = gate.shape().num_elements();
+    let [mut grad_gate, mut grad_up] = [0; 2].map(|_| vec![T::ZERO; elements]);
     grad_gate
         .par_chunks_mut(BLOCK)
         .zip(grad_up.par_chunks_mut(BLOCK))
-        .zip(gate.par_chunks(BLOCK))
-        .zip(up.par_chunks(BLOCK))
-        .zip(grad.par_chunks(BLOCK))
+        .zip(gate.storage::<T>().par_chunks(BLOCK))
+        .zip(up.storage::<T>().par_chunks(BLOCK))
+        .zip(grad.storage::<T>().par_chunks(BLOCK))
         .for_each(|((((grad_gate, grad_up), gate), up), grad)| {
             backward_block(grad_gate, grad_up, gate, up, grad);
         });
-    (grad_gate, grad_up)
+    (tensor(grad_gate, gate.shape()), tensor(grad_up, up.shape()))
 }
 
 vectorised_fn! {

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Tensor, activation::silu};
 
-/// See [`super::swiglu`].
+/// See [`super::swiglu()`].
 pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     silu(gate) * up
 }

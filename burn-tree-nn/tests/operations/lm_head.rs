@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::support::{device, exact, in_each_dtype, rounding, widest};
+use crate::support::{device, exact, in_each_dtype, reference_device, rounding, widest};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData, Tolerance};
 use burn_tree_nn::lm_head::reference;
 use burn_tree_nn::{
@@ -422,8 +422,9 @@ fn arguments_that_do_not_fit_are_named() {
             head: 7
         }
     );
+    let found = run(&head, &[0, 12], &[0, 0]);
     assert_eq!(
-        run(&head, &[0, 12], &[0, 0]),
+        found,
         LmHeadError::RowOutOfRange {
             occurrence: 1,
             row: 12,
@@ -431,11 +432,111 @@ fn arguments_that_do_not_fit_are_named() {
         }
     );
     assert_eq!(
-        run(&head, &[3, 2], &[0, 0]),
+        found.to_string(),
+        "occurrence 1 reads row 12, but there are 12 rows"
+    );
+    let found = run(&head, &[3, 2], &[0, 0]);
+    assert_eq!(
+        found,
         LmHeadError::RowsNotAscending {
             occurrence: 1,
             row: 2,
             previous: 3
         }
     );
+    assert_eq!(
+        found.to_string(),
+        "occurrence 1 reads row 2 after row 3; rows must ascend"
+    );
+    let found = run(&head, &[1, 2], &[3, VOCAB as i32]);
+    assert_eq!(
+        found,
+        LmHeadError::Target {
+            occurrence: 1,
+            target: VOCAB as u32,
+            vocab: VOCAB
+        }
+    );
+}
+
+#[test]
+fn columns_and_chunks_that_do_not_fit_are_named() {
+    let device = Device::flex();
+    let hidden = Tensor::<3>::zeros([1 << 9, 1 << 10, 1], &device);
+    let head = Tensor::<2>::zeros([1 << 13, 1], &device);
+    let mut batch = occurrences(&[0, 1], &[0, 0], DType::F32, &device);
+    let run = |batch: &OccurrenceBatch, options| {
+        let output = try_token_log_probs(hidden.clone(), head.clone(), batch, options);
+        output.unwrap_err().to_string()
+    };
+    let options = LmHeadOptions {
+        chunk_rows: Some(usize::MAX),
+        ..Default::default()
+    };
+    assert_eq!(
+        run(&batch, options),
+        "chunks of 524288 rows x 8192 tokens exceed 2^31 - 1 logits"
+    );
+    batch.host_targets = Arc::new(vec![0]);
+    assert_eq!(run(&batch, Default::default()), "2 rows but 1 targets");
+}
+
+#[test]
+fn dtypes_that_do_not_fit_are_named() {
+    let device = Device::flex();
+    let batch = occurrences(&[0], &[0], DType::F32, &device);
+    let hidden = Tensor::<3>::zeros([1, 2, 3], &device);
+    let head = Tensor::<2>::zeros([4, 3], &device);
+    let options = LmHeadOptions {
+        product_dtype: Some(FloatDType::Flex32),
+        ..Default::default()
+    };
+    let found = try_token_log_probs(hidden, head, &batch, options).unwrap_err();
+    assert_eq!(
+        found.to_string(),
+        "product_dtype is Flex32, expected f64, f32, f16 or bf16"
+    );
+    let (hidden, head) = (
+        Tensor::<3>::zeros([1, 2, 0], &device),
+        Tensor::<2>::zeros([4, 0], &device),
+    );
+    let found = try_token_log_probs(hidden, head, &batch, Default::default()).unwrap_err();
+    assert_eq!(
+        found.to_string(),
+        "the hidden states have 0 features, expected at least 1"
+    );
+}
+
+/// Two devices are at hand where a CubeCL runtime is tested and Flex is built in.
+#[test]
+fn tensors_on_other_devices_are_named() {
+    let (here, there) = (device().inner(), reference_device());
+    if here == there {
+        return;
+    }
+    let head = |device: &Device| Tensor::<2>::zeros([4, 3], (device, DType::F32));
+    let run = |head, targets: &Device| {
+        let hidden = Tensor::<3>::zeros([1, 2, 3], (&here, DType::F32));
+        let batch = occurrences(&[0], &[0], DType::F32, targets);
+        let found = try_token_log_probs(hidden, head, &batch, Default::default());
+        found.unwrap_err().to_string()
+    };
+    assert_eq!(
+        run(head(&there), &here),
+        format!("head_weight is on {there:?}, expected {here:?}, where hidden is")
+    );
+    assert_eq!(
+        run(head(&here), &there),
+        format!("targets is on {there:?}, expected {here:?}, where hidden is")
+    );
+}
+
+#[test]
+#[should_panic(expected = "token_log_probs: the hidden states have 3 features, the head weight 2")]
+fn the_function_panics_with_the_text_of_its_error() {
+    let device = Device::flex();
+    let hidden = Tensor::<3>::zeros([1, 2, 3], &device);
+    let batch = occurrences(&[0], &[0], DType::F32, &device);
+    let head = Tensor::<2>::zeros([4, 2], &device);
+    token_log_probs(hidden, head, &batch, Default::default());
 }

@@ -142,9 +142,3 @@ fn gradients_of_gathered_rows_are_summed_in_f32() {
         assert_eq!(found, [0.0, 0.0, sum, sum, 0.0, 0.0]);
     }
 }
-
-#[test]
-fn an_index_that_is_no_row_is_named() {
-    let error = GatherPlan::new(vec![0, 4], 4).unwrap_err();
-    assert_eq!(error.to_string(), "index 1 is 4, but there are 4 rows");
-}

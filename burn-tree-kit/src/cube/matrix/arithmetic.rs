@@ -1,4 +1,4 @@
-//! Functions in one or two instructions, and what the lanes of a plane tell each other.
+//! Functions of one or two instructions, and exchanges between the lanes of a plane.
 
 use cubecl::prelude::*;
 
@@ -45,7 +45,7 @@ pub fn tanh(x: f32) -> f32 {
     1.0 - 2.0 * reciprocal(e + 1.0)
 }
 
-/// The value of the lane whose number differs in the bits of `mask`.
+/// The value of the lane whose number is this lane's number xor `mask`.
 #[cube]
 pub fn shuffle_xor(value: f32, #[comptime] mask: u32) -> f32 {
     let result: f32;

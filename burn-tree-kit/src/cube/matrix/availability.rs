@@ -1,4 +1,4 @@
-//! Which devices have the instructions.
+//! Which devices have the instructions of this module.
 
 use burn::tensor::DType;
 use cubecl::ir::features::MmaConfig;
@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 use super::PLANE;
 
-/// The storage of a dtype that matrix instructions multiply; `None` for others.
+/// The element type of operands of `dtype`: f16 or bf16. `None` for other dtypes.
 pub fn operand(dtype: DType) -> Option<ElemType> {
     match dtype {
         DType::F16 => Some(ElemType::Float(FloatKind::F16)),
@@ -16,7 +16,8 @@ pub fn operand(dtype: DType) -> Option<ElemType> {
     }
 }
 
-/// What of these blocks a device lacks for operands of type `element`, in words.
+/// What a device lacks for kernels with operands of type `element`, in words; `None` if it lacks
+/// nothing.
 pub fn missing_instructions(properties: &DeviceProperties, element: ElemType) -> Option<String> {
     let features = &properties.features;
     let hardware = &properties.hardware;

@@ -4,7 +4,8 @@ use cubecl::prelude::*;
 
 use super::read;
 
-/// Starts copying 16 bytes from global to shared memory; both addresses are multiples of 16.
+/// Starts copying 16 bytes from global to shared memory. Both addresses, each with its offset in
+/// bytes, are multiples of 16.
 #[cube]
 pub fn copy_chunk(
     global: u64,
@@ -18,8 +19,7 @@ pub fn copy_chunk(
     );
 }
 
-/// As [`copy_chunk()`], with zeros instead of the source unless `valid`; the source of an invalid
-/// copy is not read.
+/// [`copy_chunk()`] if `valid`; otherwise writes zeros and does not read the source.
 #[cube]
 pub fn copy_chunk_or_zero(
     global: u64,
@@ -35,7 +35,7 @@ pub fn copy_chunk_or_zero(
     );
 }
 
-/// As [`copy_chunk_or_zero()`] for 4 bytes.
+/// [`copy_chunk_or_zero()`] for 4 bytes, at multiples of 4.
 #[cube]
 pub fn copy_word_or_zero(global: u64, shared: u32, valid: bool) {
     let size = select(valid, 4u32, 0u32);
@@ -45,14 +45,14 @@ pub fn copy_word_or_zero(global: u64, shared: u32, valid: bool) {
     );
 }
 
-/// Closes the group of the copies that this unit started since the last group.
+/// Makes one group of the copies that this unit started since its last group.
 #[cube]
 pub fn commit_copies() {
     gpu_asm!("cp.async.commit_group;");
 }
 
-/// Waits until at most the `pending` youngest groups of this unit are in flight; copies that no
-/// [`commit_copies()`] has closed into a group are not waited for. Others see the copies after a
+/// Waits until at most the `pending` youngest groups of this unit are in flight. Copies that are
+/// not in a group yet ([`commit_copies()`]) are not waited for. Other units see the copies after a
 /// `sync_cube`.
 #[cube]
 pub fn wait_copies(#[comptime] pending: usize) {

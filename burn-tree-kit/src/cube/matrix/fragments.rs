@@ -1,4 +1,4 @@
-//! Operands in registers, and their products (`ldmatrix`, `mma.sync`).
+//! Operands in registers, and their matrix products (`ldmatrix`, `mma.sync`).
 
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
@@ -6,8 +6,8 @@ use cubecl::{self, intrinsic};
 
 use super::{Accumulator, Fragment, read};
 
-/// Loads a 16 x 16 block of 16-bit numbers from shared memory (`ldmatrix`): `address` is the
-/// tile's plus the lane's offset, `offset` the block's.
+/// Loads a 16 x 16 block of 16-bit numbers from shared memory (`ldmatrix`). `address` is that of
+/// the tile plus the offset of the lane; `offset` is that of the block in bytes.
 #[cube]
 pub fn load_block(
     address: u32,
@@ -42,7 +42,7 @@ pub fn multiply_add<E: Float>(
     result
 }
 
-/// Two numbers rounded to 16 bits, `low` in the lower half.
+/// Two numbers rounded to `E`, f16 or bf16; `low` is in the lower half.
 #[cube]
 pub fn pack<E: Float>(low: f32, high: f32) -> u32 {
     let element = ptx_type::<E>().comptime();
@@ -54,7 +54,7 @@ pub fn pack<E: Float>(low: f32, high: f32) -> u32 {
     packed
 }
 
-/// Two neighbouring 16 x 8 tiles of sums as one 16 x 16 left operand.
+/// Two neighbouring 16 x 8 tiles of sums, rounded to `E`, as one 16 x 16 left operand.
 #[cube]
 pub fn pack_left<E: Float>(first: Accumulator, second: Accumulator) -> Fragment {
     let mut fragment = Fragment::empty();
@@ -77,7 +77,7 @@ pub fn pack_left<E: Float>(first: Accumulator, second: Accumulator) -> Fragment 
     fragment
 }
 
-/// The lower of two packed 16-bit numbers.
+/// The lower of two packed numbers of type `E`.
 #[cube]
 pub fn unpack_low<E: Float>(packed: u32) -> f32 {
     let element = ptx_type::<E>().comptime();
@@ -93,7 +93,7 @@ pub fn unpack_low<E: Float>(packed: u32) -> f32 {
     }
 }
 
-/// The upper of two packed 16-bit numbers.
+/// The upper of two packed numbers of type `E`.
 #[cube]
 pub fn unpack_high<E: Float>(packed: u32) -> f32 {
     let element = ptx_type::<E>().comptime();
@@ -109,7 +109,7 @@ pub fn unpack_high<E: Float>(packed: u32) -> f32 {
     }
 }
 
-/// Name of a 16-bit float type in PTX.
+/// Name of the type `E` in PTX: `f16` or `bf16`.
 #[cube]
 pub fn ptx_type<E: Float>() -> comptime_type!(&'static str) {
     intrinsic!(|scope| {

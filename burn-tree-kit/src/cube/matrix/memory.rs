@@ -1,10 +1,10 @@
-//! Words and chunks of shared and global memory.
+//! Loads and stores of words (4 bytes) and chunks (16 bytes). Addresses and offsets are in bytes.
 
 use cubecl::prelude::*;
 
 use super::{Fragment, read};
 
-/// Reads two neighbouring words of shared memory; the address is a multiple of 8.
+/// Reads two neighbouring words of shared memory at `address + offset`, a multiple of 8.
 #[cube]
 pub fn load_pair(address: u32, #[comptime] offset: usize) -> Vector<u32, Const<2>> {
     let pair: Vector<u32, Const<2>>;
@@ -15,7 +15,7 @@ pub fn load_pair(address: u32, #[comptime] offset: usize) -> Vector<u32, Const<2
     pair
 }
 
-/// Writes one word of shared memory.
+/// Writes one word of shared memory at `address + offset`, a multiple of 4.
 #[cube]
 pub fn store_word(address: u32, #[comptime] offset: usize, word: u32) {
     gpu_asm!(
@@ -24,7 +24,7 @@ pub fn store_word(address: u32, #[comptime] offset: usize, word: u32) {
     );
 }
 
-/// Reads 16 bytes of shared memory; the address is a multiple of 16.
+/// Reads 16 bytes of shared memory at `address + offset`, a multiple of 16.
 #[cube]
 pub fn load_chunk(address: u32, #[comptime] offset: usize) -> Fragment {
     let chunk: Fragment;
@@ -35,7 +35,7 @@ pub fn load_chunk(address: u32, #[comptime] offset: usize) -> Fragment {
     chunk
 }
 
-/// Writes 16 bytes of shared memory; the address is a multiple of 16.
+/// Writes 16 bytes of shared memory at `address + offset`, a multiple of 16.
 #[cube]
 pub fn store_chunk(address: u32, #[comptime] offset: usize, chunk: Fragment) {
     gpu_asm!(
@@ -44,7 +44,7 @@ pub fn store_chunk(address: u32, #[comptime] offset: usize, chunk: Fragment) {
     );
 }
 
-/// Writes 16 bytes of global memory; the address is a multiple of 16.
+/// Writes 16 bytes of global memory at `address`, a multiple of 16.
 #[cube]
 pub fn store_chunk_global(address: u64, chunk: Fragment) {
     gpu_asm!(

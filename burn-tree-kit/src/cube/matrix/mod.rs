@@ -1,9 +1,9 @@
-//! Blocks of kernels from matrix instructions: padded tiles in shared memory, asynchronous copies
-//! into them, fragments out of them, and the products.
+//! Parts of tensor-core kernels: padded tiles in shared memory, asynchronous copies into them,
+//! fragments out of them, and matrix products.
 //!
-//! Everything here is one or two PTX instructions of NVIDIA GPUs from compute capability 8.0 on.
+//! Each function is one or two PTX instructions of NVIDIA GPUs from compute capability 8.0 on.
 //! Shared memory is addressed by its 32-bit address plus compile-time offsets in bytes, which
-//! become immediates of the instructions: the inner loops hold no address arithmetic.
+//! become immediates of the instructions: the inner loops contain no address arithmetic.
 //!
 //! # Layouts
 //!
@@ -17,7 +17,8 @@
 //!   (g + 8, 2t + 8)`,
 //! * of a right operand (16 x 8): the pairs down the columns from `(2t, g), (2t + 8, g)`.
 //!
-//! So two neighbouring accumulators are, converted in place, one left operand ([`pack_left()`]).
+//! Two neighbouring accumulators, converted in place, are therefore one left operand
+//! ([`pack_left()`]).
 
 mod address;
 mod arithmetic;
@@ -37,7 +38,7 @@ pub use fragments::*;
 pub use memory::*;
 pub use tile::*;
 
-/// Units of a plane; the fragment layouts are made for it.
+/// Units of a plane, for which the fragment layouts are made.
 pub const PLANE: usize = 32;
 /// Bytes moved by one asynchronous copy and addressed by one lane of `ldmatrix`.
 pub const CHUNK: usize = 16;

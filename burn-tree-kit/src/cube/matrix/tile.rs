@@ -4,19 +4,20 @@ use cubecl::prelude::*;
 
 use super::{CHUNK, copy_chunk, copy_chunk_or_zero};
 
-/// Bytes from row to row of a tile in shared memory.
+/// Bytes from one row of a tile in shared memory to the next, for rows of `head_dim` 16-bit
+/// numbers.
 pub const fn row_stride(head_dim: usize) -> usize {
     2 * head_dim + CHUNK
 }
 
-/// Bytes of a tile of `rows` rows in shared memory.
+/// Bytes of a tile of `rows` rows of `head_dim` 16-bit numbers in shared memory.
 pub const fn tile_bytes(rows: usize, head_dim: usize) -> usize {
     rows * row_stride(head_dim)
 }
 
 /// Starts copying `rows` contiguous rows of `head_dim` 16-bit numbers from `global` (the address of
-/// the first row) into the tile at `shared`, by `units` units of which this is number `unit`.
-/// With `checked`, rows from `valid_rows` on become zero; otherwise all are valid.
+/// the first row) into the tile at `shared`. `units` units share the work; this one is number
+/// `unit`. With `checked`, rows from `valid_rows` on become zero; otherwise all rows are valid.
 #[cube]
 pub fn copy_rows(
     global: u64,
@@ -64,7 +65,8 @@ pub fn copy_rows(
     }
 }
 
-/// What a lane adds to the address of a 16 x 16 block of a tile to load it with `load_block` as
+/// The offset in bytes that a lane adds to the address of a 16 x 16 block of a tile to load it with
+/// `load_block` as
 /// * the left operand whose rows are the tile's rows, or
 /// * transposed, the right operands whose columns are the tile's columns 0-7 and 8-15 (registers 0
 ///   and 1, 2 and 3): sums run over the tile's rows.
@@ -74,7 +76,8 @@ pub fn lane_offset_by_rows(lane: u32, #[comptime] head_dim: usize) -> u32 {
     (lane % 16) * stride + (lane / 16) * CHUNK as u32
 }
 
-/// What a lane adds to the address of a 16 x 16 block of a tile to load it with `load_block` as
+/// The offset in bytes that a lane adds to the address of a 16 x 16 block of a tile to load it with
+/// `load_block` as
 /// * the right operands whose columns are the tile's rows 0-7 and 8-15 (registers 0 and 1, 2 and
 ///   3): sums run over the tile's columns, or
 /// * transposed, the left operand whose rows are the tile's columns.

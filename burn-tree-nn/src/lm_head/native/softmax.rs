@@ -1,32 +1,30 @@
 //! Softmax of a chunk of logits in memory: vectorised passes over each row.
 
-use burn_tree_kit::cpu::fold;
+use burn_tree_kit::cpu::{Number, fold};
 use burn_tree_kit::vectorised_fn;
 use rayon::prelude::*;
 
-use burn_tree_kit::cpu::Number;
-
 /// A prediction of a row of the chunk.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pick<T> {
+pub(super) struct Pick<T> {
     /// Token predicted.
-    pub(crate) target: usize,
+    pub(super) target: usize,
     /// Gradient of its log-probability (unused in the forward pass).
-    pub(crate) grad: T,
+    pub(super) grad: T,
 }
 
-/// Of one row of logits.
+/// Statistics of one row of logits.
 #[derive(Clone, Debug)]
-pub(crate) struct RowStatistics<T> {
-    pub(crate) log_sum_exp: T,
+pub(super) struct RowStatistics<T> {
+    pub(super) log_sum_exp: T,
     /// 0 if not asked for.
-    pub(crate) entropy: T,
+    pub(super) entropy: T,
     /// Log-probabilities of the row's picks.
-    pub(crate) log_probs: Vec<T>,
+    pub(super) log_probs: Vec<T>,
 }
 
-/// Of one row of logits x: their largest m, the sum of e^(x - m), and that of (x - m) e^(x - m) if
-/// the entropy is asked for.
+/// Sums over one row of logits x: the largest one m, the sum of e^(x - m), and the sum of
+/// (x - m) e^(x - m) if the entropy is asked for.
 #[derive(Default)]
 struct Softmax<T> {
     max: T,
@@ -35,7 +33,7 @@ struct Softmax<T> {
 }
 
 vectorised_fn! {
-    /// Consumes the row.
+    /// Overwrites the row.
     fn softmax_row<T: Number>(row: &mut [T], softmax: &mut Softmax<T>, entropy: bool) {
         let max = fold(row, T::NEG_INFINITY, |a, b| if a > b { a } else { b });
         for x in row.iter_mut() {
@@ -81,13 +79,14 @@ vectorised_fn! {
 
 /// The entropy of a row and its gradient, summed over the row's picks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct EntropyGrad<T> {
-    pub(crate) entropy: T,
-    pub(crate) grad: T,
+pub(super) struct EntropyGrad<T> {
+    pub(super) entropy: T,
+    pub(super) grad: T,
 }
 
-/// Consumes `logits [rows, vocab]`; `picks` are those of each row.
-pub(crate) fn forward<T: Number>(
+/// Statistics of each row of `logits [rows, vocab]`, which are overwritten; `picks` are those of
+/// each row.
+pub(super) fn statistics<T: Number>(
     logits: &mut [T],
     vocab: usize,
     picks: &[Vec<Pick<T>>],
@@ -120,7 +119,7 @@ pub(crate) fn forward<T: Number>(
 
 /// Replaces `logits [rows, vocab]` by their gradient: the sum over the row's picks of
 /// `grad * (onehot(target) - p)`, and that by the entropy of each row if given.
-pub(crate) fn backward<T: Number>(
+pub(super) fn gradients<T: Number>(
     logits: &mut [T],
     vocab: usize,
     log_sum_exp: &[T],

@@ -1,0 +1,103 @@
+//! The head's matrix products.
+
+use std::ops::Range;
+
+use burn::backend::ops::FloatTensorOps;
+use burn::tensor::{DType, Slice};
+use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+use burn_tree_kit::cube::{
+    DeviceList, RowGroups, contiguous, plane_width, probe, units_per_cube, vector_size,
+};
+
+use crate::gather_rows;
+use crate::lm_head::plan::LmHeadPlan;
+use crate::lm_head::tensors::LmHeadInputs;
+
+/// Logits of a chunk if the caller does not choose: 512 MiB in f32.
+const CHUNK_LOGITS: usize = 1 << 27;
+
+/// What both directions start from: states of the projected rows, head and targets.
+pub(super) struct Head<'a> {
+    /// Hidden states of the projected rows, in the dtype of the products.
+    pub(super) states: CubeTensor,
+    /// In the dtype of the products.
+    pub(super) weight: CubeTensor,
+    /// `[n]`
+    pub(super) targets: CubeTensor,
+    /// First occurrence of each projected row, and their number at the end.
+    pub(super) starts: DeviceList,
+    pub(super) plan: &'a LmHeadPlan,
+}
+
+impl<'a> Head<'a> {
+    pub(super) fn new(inputs: LmHeadInputs<CubeBackend>, plan: &'a LmHeadPlan) -> Self {
+        let LmHeadInputs {
+            hidden,
+            head_weight: weight,
+            targets,
+        } = inputs;
+        let dtype = plan.product_dtype(hidden.dtype, weight.dtype);
+        let starts = plan.device_starts.get(&hidden, |client| {
+            DeviceList::new(client, &plan.occurrence_starts())
+        });
+        let states = gather_rows::kernel::forward(hidden, plan.gather());
+        let [weight, targets] = contiguous([weight, targets]);
+        Self {
+            states: CubeBackend::float_cast(states, dtype),
+            weight: CubeBackend::float_cast(weight, dtype),
+            targets,
+            starts,
+            plan,
+        }
+    }
+
+    /// `[vocab, hidden size]`
+    pub(super) fn shape(&self) -> [usize; 2] {
+        [self.weight.meta.shape()[0], self.weight.meta.shape()[1]]
+    }
+
+    /// How many logits may exist at a time.
+    pub(super) fn chunk_logits(&self) -> usize {
+        let [vocab, _] = self.shape();
+        let largest = self.weight.client.properties().memory.max_page_size / 4;
+        let most = CHUNK_LOGITS.min(usize::try_from(largest).unwrap_or(usize::MAX));
+        self.plan.chunk_rows().map_or(most, |rows| rows * vocab)
+    }
+
+    /// `[hidden size, tokens]`
+    pub(super) fn transposed(&self, tokens: Range<usize>) -> CubeTensor {
+        CubeBackend::float_transpose(slice_rows(&self.weight, tokens))
+    }
+}
+
+/// Burn's product, with sums and result in `dtype` whatever the factors' dtype.
+pub(super) fn product(lhs: CubeTensor, rhs: CubeTensor, dtype: DType) -> CubeTensor {
+    probe(&lhs);
+    probe(&rhs);
+    let product = matmul(lhs, rhs, None, MatmulStrategy::default(), dtype)
+        .unwrap_or_else(|error| panic!("matrix product of the language-model head: {error:?}"));
+    // The largest tensor of a step. Later chunks write to the same result and clear the mark of a
+    // chunk that failed.
+    probe(&product);
+    product
+}
+
+pub(super) fn slice_rows(tensor: &CubeTensor, rows: Range<usize>) -> CubeTensor {
+    CubeBackend::float_slice(tensor.clone(), &[Slice::from(rows)])
+}
+
+/// Logits may have space between rows.
+pub(super) fn logits_vector(logits: &CubeTensor) -> usize {
+    let size = |width| vector_size(&logits.client, &[DType::F32], width);
+    size(logits.meta.shape()[1]).min(size(logits.meta.strides()[0]))
+}
+
+pub(super) fn cube_per_row(near: &CubeTensor) -> RowGroups {
+    let units = units_per_cube(&near.client);
+    RowGroups {
+        units,
+        lanes: units,
+        plane: plane_width(&near.client).min(units),
+    }
+}

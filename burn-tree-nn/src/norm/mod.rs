@@ -1,0 +1,8 @@
+//! What the norms over rows share.
+
+mod check;
+pub(crate) mod generic;
+#[cfg(feature = "cubecl-backend")]
+pub(crate) mod kernel;
+
+pub(crate) use check::{check_weight, check_x};
