@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Distribution, Tensor};
 use burn_tree_attn::{
-    AttentionSettings, Implementation, TreeAttentionError, TreeAttentionOps, TreeAttentionOptions,
+    ArgumentError, AttentionSettings, Implementation, TreeAttentionOps, TreeAttentionOptions,
     TreeMask, Visibility, try_tree_attention,
 };
 
@@ -42,7 +42,6 @@ pub struct AttentionInputs {
     pub value: Tensor<4>,
     /// `[B, Hq, N, D]`
     pub grad_output: Tensor<4>,
-    intervals: [Tensor<2, Int>; 4],
     visibility: Arc<Visibility>,
     settings: AttentionSettings,
 }
@@ -66,7 +65,7 @@ impl AttentionInputs {
         heads: Heads,
         dtype: DType,
         implementation: Implementation,
-    ) -> Result<Self, TreeAttentionError> {
+    ) -> Result<Self, ArgumentError> {
         let device = mask.device();
         let random = |count| {
             let shape = [mask.batch_size(), count, mask.n_queries(), heads.dim];
@@ -83,23 +82,12 @@ impl AttentionInputs {
             ..Default::default()
         };
         try_tree_attention(query.clone(), key.clone(), value.clone(), mask, options)?;
-        let visibility = mask.visibility().clone();
-        let column = |values: &[u32], length: usize| -> Tensor<2, Int> {
-            let values: Vec<i32> = values.iter().map(|&value| value as i32).collect();
-            Tensor::from_data(TensorData::new(values, [mask.batch_size(), length]), device)
-        };
         Ok(Self {
             query,
             key,
             value,
             grad_output: random(heads.query),
-            intervals: [
-                column(visibility.key_start(), mask.n_keys()),
-                column(visibility.key_end(), mask.n_keys()),
-                column(visibility.key_position(), mask.n_keys()),
-                column(visibility.query_position(), mask.n_queries()),
-            ],
-            visibility,
+            visibility: mask.visibility().clone(),
             settings: AttentionSettings {
                 scale: (heads.dim as f64).sqrt().recip(),
                 softcap: None,
@@ -121,15 +109,10 @@ impl AttentionInputs {
 
     /// The forward pass.
     pub fn forward(&self) -> AttentionOutput {
-        let [start, end, key_position, query_position] = self.intervals.clone();
         let (output, log_sum_exp) = <Dispatch as TreeAttentionOps>::tree_attention(
             self.query.clone().into_dispatch(),
             self.key.clone().into_dispatch(),
             self.value.clone().into_dispatch(),
-            start.into_dispatch(),
-            end.into_dispatch(),
-            key_position.into_dispatch(),
-            query_position.into_dispatch(),
             self.visibility.clone(),
             self.settings,
         );
@@ -141,7 +124,6 @@ impl AttentionInputs {
 
     /// Gradients of query, key and value.
     pub fn backward(&self, forward: &AttentionOutput) -> [Tensor<4>; 3] {
-        let [start, end, key_position, query_position] = self.intervals.clone();
         let (query, key, value) = <Dispatch as TreeAttentionOps>::tree_attention_backward(
             self.grad_output.clone().into_dispatch(),
             self.query.clone().into_dispatch(),
@@ -149,10 +131,6 @@ impl AttentionInputs {
             self.value.clone().into_dispatch(),
             forward.output.clone().into_dispatch(),
             forward.log_sum_exp.clone().into_dispatch(),
-            start.into_dispatch(),
-            end.into_dispatch(),
-            key_position.into_dispatch(),
-            query_position.into_dispatch(),
             self.visibility.clone(),
             self.settings,
         );

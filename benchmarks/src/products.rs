@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn_tree_train::StepCounts;
 
-use burn_tree_models::qwen3::Qwen3Config;
-use burn_tree_trainer::cost::projections;
+use burn_tree_models::ModelConfig;
+use burn_tree_models::size::projections;
 use burn_tree_trainer::report::timing::{Repetitions, seconds};
 
 /// Seconds per row of the matrix products of a dense model: output, gradient of the input, and
@@ -38,7 +38,7 @@ impl ProductTimes {
     /// # Panics
     /// If the model is a mixture of experts.
     pub fn measure(
-        config: &Qwen3Config,
+        config: &ModelConfig,
         [rows, head_rows]: [usize; 2],
         [dtype, head_dtype]: [FloatDType; 2],
         device: &Device,
@@ -86,7 +86,7 @@ impl ProductTimes {
 }
 
 /// How many matrices of each shape `[input, output]` the blocks have.
-fn block_matrices(config: &Qwen3Config) -> BTreeMap<[usize; 2], usize> {
+fn block_matrices(config: &ModelConfig) -> BTreeMap<[usize; 2], usize> {
     let mut matrices = BTreeMap::new();
     for shape in (0..config.num_hidden_layers).flat_map(|layer| projections(config, layer)) {
         *matrices.entry(shape).or_default() += 1;
@@ -122,11 +122,11 @@ fn three_products(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn_tree_trainer::cost::ModelSize;
+    use burn_tree_models::ModelSize;
 
     #[test]
     fn products_are_all_flops_but_those_of_attention() {
-        let config = Qwen3Config::named("tiny", 1000).unwrap();
+        let config = ModelConfig::named("tiny", 1000).unwrap();
         let repetitions = Repetitions {
             warm_up: 0,
             samples: 1,

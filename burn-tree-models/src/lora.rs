@@ -7,8 +7,8 @@ use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup};
 use burn::tensor::{FloatDType, Tensor};
 use serde_json::json;
 
-use crate::qwen3::weights::{HfTensor, key_of, write_adapter};
-use crate::qwen3::{Qwen3, WeightsError};
+use crate::model::CausalLm;
+use crate::weights::{HfTensor, WeightsError, key_of, write_adapter};
 
 /// Which adapters a model gets. There is no dropout: it would draw other masks for a packed tree
 /// than for its trajectories one by one.
@@ -56,7 +56,7 @@ impl LoraSettings {
     ///
     /// The factors are drawn from the random numbers of the device: seed it for reproducible runs.
     /// Experts are stored as one tensor per layer and stay frozen without adapters.
-    pub fn apply(&self, model: Qwen3) -> Result<Qwen3, LoraError> {
+    pub fn apply(&self, model: CausalLm) -> Result<CausalLm, LoraError> {
         if self.rank == 0 {
             return Err(LoraError::Rank);
         }
@@ -92,7 +92,7 @@ impl LoraSettings {
     /// belong to. `folder` must not exist, or be empty.
     pub fn save_adapter(
         &self,
-        model: &Qwen3,
+        model: &CausalLm,
         base_model: &str,
         folder: &Path,
     ) -> Result<(), WeightsError> {
@@ -116,7 +116,7 @@ impl LoraSettings {
 }
 
 /// The model with its adapters added to the weights they adapt, for export or inference.
-pub fn merged(model: &Qwen3) -> Qwen3 {
+pub fn merged(model: &CausalLm) -> CausalLm {
     model.valid().materialize()
 }
 
@@ -138,7 +138,10 @@ impl ModuleVisitor for LinearLayers {
     }
 
     fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
-        if let [.., (layer, _), (_, true)] = self.path.as_slice() {
+        // A bias stays as it is.
+        if let [.., (layer, _), (_, true)] = self.path.as_slice()
+            && D == 2
+        {
             let path: Vec<&str> = self.path.iter().map(|(name, _)| name.as_str()).collect();
             self.found.push((path.join("."), layer.clone()));
         }

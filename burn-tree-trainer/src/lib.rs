@@ -10,12 +10,11 @@
 //! * [`objective`]: the losses of the programs, on top of those of `burn-tree-train`.
 //! * [`optim`]: one optimizer step.
 //! * [`run`]: a run from its first to its last step, with checkpoints.
-//! * [`memory`], [`cost`]: what a step needs, before it is made.
+//! * [`memory`]: what a step needs, before it is made.
 //! * [`report`]: metrics, pictures and what is printed.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-pub mod cost;
 pub mod data;
 pub mod memory;
 pub mod objective;

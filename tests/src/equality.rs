@@ -1,7 +1,7 @@
 //! A step of a model on packed trees against the same step on separate sequences.
 
 use burn::tensor::{DType, Device};
-use burn_tree_models::qwen3::Qwen3;
+use burn_tree_models::CausalLm;
 use burn_tree_train::sft_loss;
 use proptest::prelude::*;
 use tree_pack::{Aggregation, LossForm, Objective, PackedStep, Trajectory};
@@ -107,7 +107,7 @@ pub fn bars(dtype: DType) -> (f64, Tolerance) {
 /// # Errors
 /// The first difference.
 pub fn compare_step(
-    model: &Qwen3,
+    model: &CausalLm,
     trajectories: &[Trajectory],
     setup: &StepSetup,
     dtype: DType,
@@ -122,7 +122,7 @@ pub fn compare_step(
 /// # Errors
 /// The first difference.
 pub fn compare_packed(
-    model: &Qwen3,
+    model: &CausalLm,
     trajectories: &[Trajectory],
     packed: &PackedStep,
     setup: &StepSetup,

@@ -33,6 +33,27 @@ pub struct ObjectivesPage;
 #[doc = include_str!("../../docs/src/how-to/own-model.md")]
 pub struct OwnModelPage;
 
+/// The examples in the READMEs of the crates compile and run.
+#[cfg(doctest)]
+pub mod readmes {
+    #[doc = include_str!("../../tree-pack/README.md")]
+    pub struct TreePack;
+    #[doc = include_str!("../../burn-tree-kit/README.md")]
+    pub struct Kit;
+    #[doc = include_str!("../../burn-tree-attn/README.md")]
+    pub struct Attn;
+    #[doc = include_str!("../../burn-tree-ssm/README.md")]
+    pub struct Ssm;
+    #[doc = include_str!("../../burn-tree-nn/README.md")]
+    pub struct Nn;
+    #[doc = include_str!("../../burn-tree-train/README.md")]
+    pub struct Train;
+    #[doc = include_str!("../../burn-tree-models/README.md")]
+    pub struct Models;
+    #[doc = include_str!("../../devices/README.md")]
+    pub struct Devices;
+}
+
 /// What the examples of that page go on with.
 pub mod own_model {
     use burn::module::Module;

@@ -2,8 +2,12 @@
 
 use burn::module::Param;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
-use burn_tree_models::qwen3::{
-    Architecture, LayerType, LinearAttentionConfig, Mixer, MoeConfig, Qwen3, Qwen3Config,
+use burn_tree_models::config::RopeScaling;
+use burn_tree_models::layers::Mixer;
+use burn_tree_models::qwen3::{QWEN3, QWEN3_5, QWEN3_NEXT};
+use burn_tree_models::{
+    AttentionBias, CausalLm, ExpertStorage, LayerType, LinearAttentionConfig, ModelConfig,
+    MoeConfig, ProjectionLayout,
 };
 
 /// By how much the weights of convolutions are larger than others, so that values are of order one.
@@ -14,9 +18,9 @@ const CONVOLUTION_SCALE: f64 = 4.0;
 const DECAY_RATES: [f64; 2] = [0.05, 3.0];
 
 /// A dense model of two blocks; odd sizes, so that a mix-up of dimensions shows.
-pub fn dense_config(vocab_size: usize) -> Qwen3Config {
-    Qwen3Config {
-        architecture: Architecture::Qwen3,
+pub fn dense_config(vocab_size: usize) -> ModelConfig {
+    ModelConfig {
+        family: &QWEN3,
         vocab_size,
         hidden_size: 24,
         intermediate_size: 20,
@@ -25,9 +29,14 @@ pub fn dense_config(vocab_size: usize) -> Qwen3Config {
         num_key_value_heads: 2,
         head_dim: 10,
         rotary_dim: 10,
-        attention_output_gate: false,
-        rms_norm_eps: 1e-6,
         rope_theta: 1e4,
+        rope_scaling: RopeScaling::None,
+        attention_bias: AttentionBias::None,
+        query_key_norm: true,
+        attention_output_gate: false,
+        mlp_bias: false,
+        rms_norm_eps: 1e-6,
+        zero_centered_norms: false,
         tie_word_embeddings: false,
         initializer_range: 0.15,
         layer_types: vec![LayerType::FullAttention; 2],
@@ -38,8 +47,8 @@ pub fn dense_config(vocab_size: usize) -> Qwen3Config {
 
 /// A model of a dense block with a sliding window and a block of 6 experts, 2 a token, with tied
 /// embeddings.
-pub fn moe_config(vocab_size: usize) -> Qwen3Config {
-    Qwen3Config {
+pub fn moe_config(vocab_size: usize) -> ModelConfig {
+    ModelConfig {
         tie_word_embeddings: true,
         layer_types: vec![LayerType::SlidingAttention(5), LayerType::FullAttention],
         moe: Some(MoeConfig {
@@ -51,22 +60,25 @@ pub fn moe_config(vocab_size: usize) -> Qwen3Config {
             decoder_sparse_step: 2,
             mlp_only_layers: Vec::new(),
             router_aux_loss_coef: 0.0,
+            storage: ExpertStorage::Single,
         }),
         ..dense_config(vocab_size)
     }
 }
 
 /// A dense Qwen3.5: two recurrent blocks, one with attention, and another recurrent one.
-pub fn hybrid_config(vocab_size: usize) -> Qwen3Config {
+pub fn hybrid_config(vocab_size: usize) -> ModelConfig {
     let linear = LayerType::LinearAttention(LinearAttentionConfig {
         num_key_heads: 2,
         num_value_heads: 4,
         key_head_dim: 6,
         value_head_dim: 9,
         conv_kernel_dim: 4,
+        projections: ProjectionLayout::Split,
     });
-    Qwen3Config {
-        architecture: Architecture::Qwen3_5,
+    ModelConfig {
+        family: &QWEN3_5,
+        zero_centered_norms: true,
         num_hidden_layers: 4,
         rotary_dim: 4,
         attention_output_gate: true,
@@ -81,11 +93,17 @@ pub fn hybrid_config(vocab_size: usize) -> Qwen3Config {
 
 /// A Qwen3-Next: a recurrent and an attending block of 6 experts, 2 a token, and one for all tokens,
 /// around a dense recurrent block.
-pub fn hybrid_moe_config(vocab_size: usize) -> Qwen3Config {
+pub fn hybrid_moe_config(vocab_size: usize) -> ModelConfig {
     let hybrid = hybrid_config(vocab_size);
-    let linear = hybrid.layer_types[0];
-    Qwen3Config {
-        architecture: Architecture::Qwen3Next,
+    let LayerType::LinearAttention(linear) = hybrid.layer_types[0] else {
+        unreachable!("the first block is recurrent");
+    };
+    let linear = LayerType::LinearAttention(LinearAttentionConfig {
+        projections: ProjectionLayout::Grouped,
+        ..linear
+    });
+    ModelConfig {
+        family: &QWEN3_NEXT,
         num_hidden_layers: 3,
         tie_word_embeddings: false,
         layer_types: vec![linear, linear, LayerType::FullAttention],
@@ -100,8 +118,8 @@ pub fn hybrid_moe_config(vocab_size: usize) -> Qwen3Config {
 }
 
 /// A model with random weights; the heads of its recurrent layers decay slowly and fast by turns.
-pub fn random_model(config: &Qwen3Config, seed: u64, dtype: DType, device: &Device) -> Qwen3 {
-    let mut model = Qwen3::random(config, seed, FloatDType::from(dtype), device);
+pub fn random_model(config: &ModelConfig, seed: u64, dtype: DType, device: &Device) -> CausalLm {
+    let mut model = CausalLm::random(config, seed, FloatDType::from(dtype), device);
     for block in &mut model.layers {
         if let Mixer::GatedDeltaNet(layer) = &mut block.mixer {
             let weight = layer.conv1d.weight.val().without_autodiff();
@@ -114,7 +132,7 @@ pub fn random_model(config: &Qwen3Config, seed: u64, dtype: DType, device: &Devi
 }
 
 /// The model with these rates of decay for the heads of its recurrent layers, repeated.
-pub fn with_decay_rates(mut model: Qwen3, rates: &[f64], device: &Device) -> Qwen3 {
+pub fn with_decay_rates(mut model: CausalLm, rates: &[f64], device: &Device) -> CausalLm {
     for block in &mut model.layers {
         if let Mixer::GatedDeltaNet(layer) = &mut block.mixer {
             let a_log = layer.a_log.val();

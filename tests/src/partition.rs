@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
-use burn_tree_models::qwen3::Qwen3;
+use burn_tree_models::CausalLm;
 use burn_tree_nn::TokenLogProbs;
 use burn_tree_train::{StepGradients, StepOptions, TreeModel, sft_loss, step_gradients};
 use proptest::prelude::*;
@@ -179,7 +179,7 @@ pub fn parts_step_with<M: TreeModel + Module>(
 
 /// Everything in one pack, by a plain forward and backward pass.
 pub fn whole_step(
-    model: &Qwen3,
+    model: &CausalLm,
     trajectories: &[Trajectory],
     objective: Objective,
     aggregation: Aggregation,
@@ -196,7 +196,7 @@ pub fn whole_step(
 /// # Errors
 /// The first difference.
 pub fn compare(
-    model: &Qwen3,
+    model: &CausalLm,
     found: &Step,
     expected: &Step,
     dtype: DType,

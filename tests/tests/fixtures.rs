@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use burn_tree_models::qwen3::weights::hf_gradients;
-use burn_tree_models::qwen3::{ConfigError, Qwen3, Qwen3Config};
+use burn_tree_models::weights::hf_gradients;
+use burn_tree_models::{CausalLm, ConfigError, ModelConfig};
 use burn_tree_nn::TokenLogProbs;
 use burn_tree_train::objectives::{
     ClipRange, KlEstimator, KlPenalty, PolicyMetrics, PpoOptions, Regularization, ppo_loss,
@@ -108,7 +108,7 @@ fn main() {
 }
 
 fn trials_of_model(model: ModelFolder) -> Vec<Trial> {
-    let config = match Qwen3Config::from_file(&model.path) {
+    let config = match ModelConfig::from_file(&model.path) {
         Ok(config) => config,
         Err(error @ ConfigError::Unsupported { .. }) => {
             let name = format!("{}: {error}", model.name);
@@ -139,7 +139,7 @@ struct Check {
     case: Case,
     run: Run,
     trajectories: Vec<Trajectory>,
-    model: Qwen3,
+    model: CausalLm,
     device: Device,
     tolerances: Tolerances,
 }
@@ -147,7 +147,7 @@ struct Check {
 impl Check {
     fn new(
         folder: &ModelFolder,
-        config: &Qwen3Config,
+        config: &ModelConfig,
         case_name: &str,
         run: Run,
     ) -> Result<Self, String> {
@@ -164,7 +164,7 @@ impl Check {
             true => format!("task-{}", index % 2),
             false => "task".to_owned(),
         });
-        let model = Qwen3::load_weights(config, &folder.path, FloatDType::from(DTYPE), &device)
+        let model = CausalLm::load_weights(config, &folder.path, FloatDType::from(DTYPE), &device)
             .map_err(|error| error.to_string())?;
         Ok(Self {
             folder: folder.clone(),
@@ -342,7 +342,7 @@ impl Check {
     }
 
     /// The loss whose gradients were recorded.
-    fn trained_loss(&self, model: &Qwen3) -> Result<Step, String> {
+    fn trained_loss(&self, model: &CausalLm) -> Result<Step, String> {
         match (self.case.expected.grad_loss.as_str(), self.case.objective) {
             ("token_mean", _) => Ok(self.supervised(
                 model,
@@ -358,7 +358,7 @@ impl Check {
 
     fn supervised(
         &self,
-        model: &Qwen3,
+        model: &CausalLm,
         trajectories: &[Trajectory],
         objective: Objective,
         aggregation: Aggregation,
@@ -394,7 +394,7 @@ impl Check {
 
     fn run_packed(
         &self,
-        model: &Qwen3,
+        model: &CausalLm,
         packed: &PackedStep,
         loss: impl Fn(TokenLogProbs, &OccurrenceBatch) -> Tensor<1>,
     ) -> Step {
@@ -413,7 +413,7 @@ impl Check {
     /// The policy loss, and its parts by name.
     fn policy(
         &self,
-        model: &Qwen3,
+        model: &CausalLm,
         objective: PolicyObjective,
     ) -> (Step, BTreeMap<&'static str, f64>) {
         match self.run {
@@ -425,7 +425,7 @@ impl Check {
     /// Each sequence alone, from plain tensor operations.
     fn policy_alone(
         &self,
-        model: &Qwen3,
+        model: &CausalLm,
         objective: PolicyObjective,
     ) -> (Step, BTreeMap<&'static str, f64>) {
         let parts = RefCell::new(BTreeMap::new());
@@ -466,7 +466,7 @@ impl Check {
 
     fn policy_packed(
         &self,
-        model: &Qwen3,
+        model: &CausalLm,
         objective: PolicyObjective,
     ) -> (Step, BTreeMap<&'static str, f64>) {
         let surrogate = PpoOptions {

@@ -3,8 +3,8 @@
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use tree_pack::{
-    Advantage, BatchError, BatchId, LossForm, Pack, PackOptions, PackedStep, Partitioning,
-    Trajectory, TreeBatch, build_forests, pack_step,
+    Advantage, BatchId, LossForm, Pack, PackOptions, PackedStep, Partitioning, Trajectory,
+    TreeBatch, build_forests, pack_step,
 };
 
 /// Two packs of different length: a tree with a fork and an inner end, and a path.
@@ -316,7 +316,7 @@ mod data_loader {
 
     use burn::data::dataloader::DataLoaderBuilder;
     use burn::data::dataset::InMemDataset;
-    use tree_pack::TreeBatcher;
+    use tree_pack::{BatchError, TreeBatcher};
 
     use super::*;
 

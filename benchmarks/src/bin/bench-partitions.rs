@@ -9,10 +9,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use burn::tensor::{Device, FloatDType};
-use burn_tree_models::qwen3::{Qwen3, Qwen3Config};
+use burn_tree_models::Precision;
+use burn_tree_models::{CausalLm, ModelConfig};
 use burn_tree_train::{StepOptions, sft_loss, step_gradients};
 use burn_tree_trainer::device::device_by_name;
-use burn_tree_trainer::optim::optimizer_step::Precision;
 use burn_tree_trainer::report::table;
 use burn_tree_trainer::report::timing::{median, wait};
 use clap::Parser;
@@ -83,8 +83,8 @@ struct Way {
 
 fn run(args: &Args) -> Result<()> {
     let device = device_by_name(&args.device)?.autodiff();
-    let config = Qwen3Config::named(&args.model, args.vocab)?;
-    let master = Qwen3::random(&config, 0, FloatDType::F32, &device);
+    let config = ModelConfig::named(&args.model, args.vocab)?;
+    let master = CausalLm::random(&config, 0, FloatDType::F32, &device);
     let precision = Precision {
         blocks: match args.bf16 {
             true => FloatDType::BF16,
@@ -220,7 +220,7 @@ struct Measured {
     bytes: usize,
 }
 
-fn measure(model: &Qwen3, way: &Way, device: &Device) -> Result<Measured> {
+fn measure(model: &CausalLm, way: &Way, device: &Device) -> Result<Measured> {
     let plain = device.clone().inner();
     wait(&plain);
     let before = LIVE.load(Ordering::Relaxed);

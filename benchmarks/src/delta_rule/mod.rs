@@ -7,11 +7,11 @@ use burn::backend::Dispatch;
 use burn::tensor::activation::{sigmoid, softplus};
 use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
 use burn_tree_ssm::{
-    GatedDeltaRuleError, GatedDeltaRuleOptions, GatedDeltaRuleSettings, Implementation,
-    TreeRecurrence, TreeSsmOps, try_tree_gated_delta_rule,
+    ArgumentError, GatedDeltaRuleInputs, GatedDeltaRuleOptions, GatedDeltaRuleSaved,
+    GatedDeltaRuleSettings, Implementation, TreeRecurrence, TreeSsmOps, try_tree_gated_delta_rule,
 };
 
-use burn_tree_models::qwen3::LinearAttentionConfig;
+use burn_tree_models::LinearAttentionConfig;
 
 /// Key and value heads, and features of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +121,7 @@ impl DeltaRuleInputs {
         dtype: DType,
         implementation: Implementation,
         device: &Device,
-    ) -> Result<Self, GatedDeltaRuleError> {
+    ) -> Result<Self, ArgumentError> {
         let rows = recurrence.rows();
         let normal = Distribution::Normal(0.0, 1.0);
         let vectors =
@@ -162,7 +162,7 @@ impl DeltaRuleInputs {
     }
 
     /// Checks the arguments, which the operations do not.
-    fn check(&self, implementation: Implementation) -> Result<(), GatedDeltaRuleError> {
+    fn check(&self, implementation: Implementation) -> Result<(), ArgumentError> {
         let batch = self.recurrence.batch_size();
         let length = self.recurrence.row_length();
         let batched = |x: &Tensor<3>| {
@@ -200,48 +200,52 @@ impl DeltaRuleInputs {
         &self.recurrence
     }
 
+    /// The tensors as a backend gets them.
+    fn inputs(&self) -> GatedDeltaRuleInputs<Dispatch> {
+        GatedDeltaRuleInputs {
+            query: self.query.clone().into_dispatch(),
+            key: self.key.clone().into_dispatch(),
+            value: self.value.clone().into_dispatch(),
+            log_decay: self.log_decay.clone().into_dispatch(),
+            beta: self.beta.clone().into_dispatch(),
+            initial_states: self.no_states.clone().into_dispatch(),
+        }
+    }
+
     /// The forward pass.
     pub fn forward(&self) -> DeltaRuleOutput {
-        let (output, states, inverse) = <Dispatch as TreeSsmOps>::gated_delta_rule(
-            self.query.clone().into_dispatch(),
-            self.key.clone().into_dispatch(),
-            self.value.clone().into_dispatch(),
-            self.log_decay.clone().into_dispatch(),
-            self.beta.clone().into_dispatch(),
-            self.no_states.clone().into_dispatch(),
+        let (output, saved) = <Dispatch as TreeSsmOps>::gated_delta_rule(
+            self.inputs(),
             self.recurrence.clone(),
             self.settings,
         );
         DeltaRuleOutput {
             output: Tensor::from_dispatch(output),
-            states: Tensor::from_dispatch(states),
-            inverse: Tensor::from_dispatch(inverse),
+            states: Tensor::from_dispatch(saved.states),
+            inverse: Tensor::from_dispatch(saved.inverse),
         }
     }
 
     /// Gradients of the inputs.
     pub fn backward(&self, forward: &DeltaRuleOutput) -> DeltaRuleGradients {
-        let (query, key, value, log_decay, beta, _) =
-            <Dispatch as TreeSsmOps>::gated_delta_rule_backward(
-                self.query.clone().into_dispatch(),
-                self.key.clone().into_dispatch(),
-                self.value.clone().into_dispatch(),
-                self.log_decay.clone().into_dispatch(),
-                self.beta.clone().into_dispatch(),
-                self.no_states.clone().into_dispatch(),
-                forward.states.clone().into_dispatch(),
-                forward.inverse.clone().into_dispatch(),
-                self.grad_output.clone().into_dispatch(),
-                self.no_states.clone().into_dispatch(),
-                self.recurrence.clone(),
-                self.settings,
-            );
+        let saved = GatedDeltaRuleSaved {
+            states: forward.states.clone().into_dispatch(),
+            inverse: forward.inverse.clone().into_dispatch(),
+        };
+        let gradients = <Dispatch as TreeSsmOps>::gated_delta_rule_backward(
+            self.inputs(),
+            saved,
+            self.grad_output.clone().into_dispatch(),
+            self.no_states.clone().into_dispatch(),
+            self.recurrence.clone(),
+            self.settings,
+        );
         DeltaRuleGradients {
-            query: Tensor::from_dispatch(query),
-            key: Tensor::from_dispatch(key),
-            value: Tensor::from_dispatch(value),
-            log_decay: Tensor::from_dispatch(log_decay),
-            beta: Tensor::from_dispatch(beta),
+            query: Tensor::from_dispatch(gradients.query),
+            key: Tensor::from_dispatch(gradients.key),
+            value: Tensor::from_dispatch(gradients.value),
+            log_decay: Tensor::from_dispatch(gradients.log_decay),
+            beta: Tensor::from_dispatch(gradients.beta),
         }
     }
 }

@@ -1,30 +1,46 @@
-//! Language models of the Qwen3 family: Qwen3, Qwen3-Next and Qwen3.5 (its language model), dense
-//! and as mixtures of experts.
+//! The Qwen3 family: Qwen3 and Qwen3-MoE, Qwen3-Next, Qwen3.5 and Qwen3.5-MoE (the language model
+//! alone).
+//!
+//! Queries and keys have norms; Qwen3-Next and Qwen3.5 have Gated DeltaNets in most blocks,
+//! attention with an output gate in the others, a rotary embedding of part of the head, and norms
+//! whose weights are centred on zero.
 
-mod attention;
-mod block;
-mod config;
-mod gated_delta_net;
-mod mlp;
-mod model;
-mod moe;
-mod norm;
-mod source;
-pub mod weights;
+mod presets;
+mod read;
+mod write;
 
-pub use attention::Attention;
-pub use block::{Block, FeedForward, Mixer};
-pub use config::{
-    Architecture, ConfigError, LayerType, LinearAttentionConfig, MoeConfig, Qwen3Config,
+use crate::registry::Family;
+
+/// Qwen3 and Qwen3-MoE: attention in every block.
+pub static QWEN3: Family = Family {
+    name: "Qwen3",
+    model_types: &["qwen3", "qwen3_moe"],
+    presets: &presets::QWEN3,
+    skipped_keys: &[],
+    read: read::qwen3,
+    write: write::qwen3,
 };
-pub use gated_delta_net::{
-    DepthwiseConv, GatedDeltaNet, GatedDeltaNetOutput, GatedNorm, GroupedProjections,
-    InputProjections, SplitProjections,
-};
-pub use mlp::Mlp;
-pub use model::{LmHead, Qwen3};
-pub use moe::{Experts, SharedExpert, SparseMoe};
-pub use norm::RmsNorm;
-pub use weights::WeightsError;
 
-use source::linear;
+/// Qwen3-Next. The input projections of its recurrent layers are stored by key head.
+pub static QWEN3_NEXT: Family = Family {
+    name: "Qwen3-Next",
+    model_types: &["qwen3_next"],
+    presets: &[],
+    skipped_keys: &SKIPPED_KEYS,
+    read: read::qwen3_next,
+    write: write::qwen3_next,
+};
+
+/// The language model of Qwen3.5 and Qwen3.5-MoE. The input projections of its recurrent layers are
+/// stored apart, its experts together.
+pub static QWEN3_5: Family = Family {
+    name: "Qwen3.5",
+    model_types: &["qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"],
+    presets: &presets::QWEN3_5,
+    skipped_keys: &SKIPPED_KEYS,
+    read: read::qwen3_5,
+    write: write::qwen3_5,
+};
+
+/// The encoder of images, and the head that predicts several tokens.
+const SKIPPED_KEYS: [&str; 2] = ["model.visual.", "mtp."];

@@ -50,8 +50,8 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Drops the others. A step takes a column from all of its trajectories or from none, and what is
-    /// not read need not be complete.
+    /// Drops the others. A step takes a column from all of its trajectories or from none, and what
+    /// is not read need not be complete.
     pub fn keep(self, trajectories: &mut [Trajectory]) {
         for trajectory in trajectories {
             if !self.advantages {

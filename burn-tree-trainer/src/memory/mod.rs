@@ -5,15 +5,13 @@ mod sampled;
 mod step_size;
 mod system;
 
-use burn_tree_ssm::MAX_WINDOW_ROWS;
+use burn_tree_models::size::BlockWidths;
+use burn_tree_models::{ModelConfig, ModelSize};
 
 pub use indices::index_memory;
 pub use sampled::{BytesInUse, bytes_in_use};
 pub use step_size::{PackSize, StepSize};
 pub use system::{available_memory, format_bytes, peak_memory};
-
-use crate::cost::ModelSize;
-use burn_tree_models::qwen3::Qwen3Config;
 
 /// Bytes of a run on the device at its peak, by what they hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +28,8 @@ pub struct MemoryEstimate {
     /// Of parts of trees, what they leave for each other and take from each other: keys, values and
     /// states, and sums of their gradients.
     pub gateways: u64,
-    /// The parameters and moments that a step replaces: it can be taken back until it is known to be
-    /// finite. By then the activations are gone.
+    /// The parameters and moments that a step replaces: it can be taken back until it is known to
+    /// be finite. By then the activations are gone.
     pub replaced: u64,
 }
 
@@ -61,28 +59,12 @@ impl RunSize {
     };
 }
 
-/// Tensors of `[tokens, width]` that autodiff keeps of one block, by width, and the head's logits
-/// alive at once. Counted from the operations of a block; those of attention checked against
-/// measured peaks.
-const KEPT_HIDDEN: u64 = 5;
-const KEPT_QUERY: u64 = 4;
-/// The gate, its sigmoid, and what it scales.
-const KEPT_GATED_QUERY: u64 = 3;
-const KEPT_KEY: u64 = 4;
-/// Inputs and outputs of the convolution.
-const KEPT_CONVOLUTION: u64 = 2;
-/// Queries and keys before and after their norms.
-const KEPT_LINEAR_KEY: u64 = 4;
-/// Values, their mixture, its gate, and the gated norm.
-const KEPT_LINEAR_VALUE: u64 = 4;
-/// A row of the inverse by value head, as wide as a window; its two gates before and after.
-const KEPT_LINEAR_HEAD: u64 = MAX_WINDOW_ROWS as u64 + 4;
-const KEPT_INNER: u64 = 3;
+/// Logits that the head has at once, if not told how many rows to project.
 const HEAD_LOGITS: u64 = 3 << 24;
 /// Past keys (and values), gathered from the packs that own them.
 const PAST_COPIES: u64 = 1;
-/// Gradients of one block that are there at once: of its input and output, and of the two projections
-/// that a feed-forward network multiplies.
+/// Gradients of one block that are there at once: of its input and output, and of the two
+/// projections that a feed-forward network multiplies.
 const GRADIENTS_HIDDEN: u64 = 2;
 const GRADIENTS_INNER: u64 = 2;
 
@@ -91,7 +73,7 @@ const F32: u64 = 4;
 
 impl MemoryEstimate {
     /// Estimates a run whose largest step is `step`.
-    pub fn new(config: &Qwen3Config, size: &ModelSize, run: &RunSize, step: &StepSize) -> Self {
+    pub fn new(config: &ModelConfig, size: &ModelSize, run: &RunSize, step: &StepSize) -> Self {
         let copies = if run.compute_bytes == 4 {
             0
         } else {
@@ -126,7 +108,7 @@ impl MemoryEstimate {
 
     /// The largest of the estimates of several steps.
     pub fn of_steps(
-        config: &Qwen3Config,
+        config: &ModelConfig,
         size: &ModelSize,
         run: &RunSize,
         steps: impl IntoIterator<Item = StepSize>,
@@ -150,7 +132,7 @@ impl MemoryEstimate {
 /// once: 1, or as many as follow each other on a path of a partitioned tree. All rows are taken to
 /// predict something. `None` if no row fits.
 pub fn largest_budget(
-    config: &Qwen3Config,
+    config: &ModelConfig,
     size: &ModelSize,
     run: &RunSize,
     parts: u64,
@@ -177,7 +159,7 @@ pub fn largest_budget(
 
 /// Bytes of the packs of a step.
 struct Packs<'a> {
-    config: &'a Qwen3Config,
+    config: &'a ModelConfig,
     run: &'a RunSize,
 }
 
@@ -213,8 +195,8 @@ impl Packs<'_> {
         let gradients = self
             .layers()
             .map(|layer| {
-                GRADIENTS_HIDDEN * self.config.hidden_size as u64
-                    + GRADIENTS_INNER * inner_width(self.config, layer)
+                let widths = self.widths(layer);
+                GRADIENTS_HIDDEN * widths.hidden + GRADIENTS_INNER * widths.inner
             })
             .max();
         let gradients = self.run.compute_bytes * pack.rows * gradients.unwrap_or(0);
@@ -241,31 +223,34 @@ impl Packs<'_> {
 
     /// What one block keeps of a pack for its backward pass.
     fn block(&self, pack: &PackSize, layer: usize) -> u64 {
-        let states = pack.kept_states * state_numbers(self.config, layer);
-        self.run.compute_bytes * pack.rows * kept_by_block(self.config, layer) + F32 * states
+        let widths = self.widths(layer);
+        let states = pack.kept_states * widths.state;
+        self.run.compute_bytes * pack.rows * widths.kept + F32 * states
     }
 
     /// Copies of rows of earlier packs in one block.
     fn past_of_block(&self, pack: &PackSize, layer: usize) -> u64 {
-        let numbers = PAST_COPIES * pack.past_rows * key_value_width(self.config, layer);
+        let numbers = PAST_COPIES * pack.past_rows * self.widths(layer).key_value;
         self.run.compute_bytes * numbers
     }
 
-    /// Keys and values of earlier packs and the pack's own in one tensor, while attention reads them.
+    /// Keys and values of earlier packs and the pack's own in one tensor, while attention reads
+    /// them.
     fn joined_in_block(&self, pack: &PackSize, layer: usize) -> u64 {
         let rows = match pack.past_rows {
             0 => 0,
             past_rows => past_rows + pack.rows,
         };
-        self.run.compute_bytes * rows * key_value_width(self.config, layer)
+        self.run.compute_bytes * rows * self.widths(layer).key_value
     }
 
     /// What a pack has left for others, and, where graphs are kept, what it took from others.
     fn gateway(&self, pack: &PackSize) -> u64 {
         let (recompute, offload) = (self.run.recompute, self.run.offload);
         let of_layer = |layer| {
-            let rows = pack.left_rows * key_value_width(self.config, layer);
-            let states = pack.left_states * state_numbers(self.config, layer);
+            let widths = self.widths(layer);
+            let rows = pack.left_rows * widths.key_value;
+            let states = pack.left_states * widths.state;
             let sums = match offload {
                 true => 0,
                 false => F32 * (rows + states),
@@ -283,58 +268,13 @@ impl Packs<'_> {
         self.layers().map(of_layer).sum()
     }
 
+    fn widths(&self, layer: usize) -> BlockWidths {
+        BlockWidths::new(self.config, layer)
+    }
+
     fn layers(&self) -> std::ops::Range<usize> {
         0..self.config.num_hidden_layers
     }
-}
-
-/// Numbers of keys and values of one row; none in recurrent blocks.
-fn key_value_width(config: &Qwen3Config, layer: usize) -> u64 {
-    match config.linear_attention(layer) {
-        None => 2 * (config.num_key_value_heads * config.head_dim) as u64,
-        Some(_) => 0,
-    }
-}
-
-/// Numbers of one state; none in blocks with attention.
-fn state_numbers(config: &Qwen3Config, layer: usize) -> u64 {
-    let linear = config.linear_attention(layer);
-    linear.map_or(0, |linear| linear.key_head_dim * linear.value_dim()) as u64
-}
-
-/// Width of the feed-forward network as a token sees it.
-fn inner_width(config: &Qwen3Config, layer: usize) -> u64 {
-    let inner = match &config.moe {
-        Some(moe) if config.is_moe_layer(layer) => {
-            let shared = moe.shared_expert_intermediate_size.unwrap_or(0);
-            moe.num_experts_per_tok * moe.moe_intermediate_size + shared
-        }
-        _ => config.intermediate_size,
-    };
-    inner as u64
-}
-
-/// Numbers that block `layer` keeps of a token for the backward pass.
-fn kept_by_block(config: &Qwen3Config, layer: usize) -> u64 {
-    let mixer = match config.linear_attention(layer) {
-        None => {
-            let query = (config.num_attention_heads * config.head_dim) as u64;
-            let key = (config.num_key_value_heads * config.head_dim) as u64;
-            let gated = if config.attention_output_gate {
-                query
-            } else {
-                0
-            };
-            KEPT_QUERY * query + KEPT_GATED_QUERY * gated + KEPT_KEY * key
-        }
-        Some(linear) => {
-            KEPT_CONVOLUTION * linear.conv_dim() as u64
-                + KEPT_LINEAR_KEY * linear.key_dim() as u64
-                + KEPT_LINEAR_VALUE * linear.value_dim() as u64
-                + KEPT_LINEAR_HEAD * linear.num_value_heads as u64
-        }
-    };
-    KEPT_HIDDEN * config.hidden_size as u64 + mixer + KEPT_INNER * inner_width(config, layer)
 }
 
 #[cfg(test)]
@@ -342,14 +282,14 @@ mod tests {
     use super::*;
 
     fn estimate(name: &str, run: RunSize, step: &StepSize) -> MemoryEstimate {
-        let config = Qwen3Config::named(name, 100).unwrap();
+        let config = ModelConfig::named(name, 100).unwrap();
         let size = ModelSize::new(&config, None);
         MemoryEstimate::new(&config, &size, &run, step)
     }
 
     #[test]
     fn what_is_kept_for_the_whole_run_is_exact() {
-        let config = Qwen3Config::named("tiny", 100).unwrap();
+        let config = ModelConfig::named("tiny", 100).unwrap();
         let size = ModelSize::new(&config, None);
         let one = estimate("tiny", RunSize::F32, &StepSize::one_pack(1000));
         assert_eq!(one.parameters, 4 * size.parameters);
@@ -371,7 +311,7 @@ mod tests {
 
     #[test]
     fn adapters_need_few_gradients_and_bfloat16_a_second_copy() {
-        let config = Qwen3Config::named("tiny", 100).unwrap();
+        let config = ModelConfig::named("tiny", 100).unwrap();
         let size = ModelSize::new(&config, Some(4));
         let run = RunSize {
             compute_bytes: 2,
@@ -419,8 +359,8 @@ mod tests {
         let none = estimate("tiny", RunSize::F32, &step);
         step.packs[0].past_rows = 5000;
         let past = estimate("tiny", RunSize::F32, &step);
-        let config = Qwen3Config::named("tiny", 100).unwrap();
-        let width = key_value_width(&config, 0);
+        let config = ModelConfig::named("tiny", 100).unwrap();
+        let width = BlockWidths::new(&config, 0).key_value;
         assert_eq!(past.activations - none.activations, 6000 * width * 4);
         let layers = config.num_hidden_layers as u64;
         assert_eq!(past.gateways, layers * 5000 * width * 4);
@@ -454,7 +394,7 @@ mod tests {
 
     #[test]
     fn the_budget_that_fits_is_the_largest() {
-        let config = Qwen3Config::named("0.6b", 151_936).unwrap();
+        let config = ModelConfig::named("0.6b", 151_936).unwrap();
         let size = ModelSize::new(&config, None);
         for (parts, recompute) in [(1, false), (1, true), (5, false)] {
             let run = RunSize {

@@ -18,9 +18,9 @@ pub struct BytesInUse {
     pub peak: u64,
 }
 
-/// Does `work` while another thread asks the device again and again what is in use; `None` on devices
-/// that do not tell. What an allocator reserves is more: it keeps what was freed, and pages that are
-/// used in part. Device and work slow each other down a little.
+/// Does `work` while another thread asks the device again and again what is in use; `None` on
+/// devices that do not tell. What an allocator reserves is more: it keeps what was freed, and pages
+/// that are used in part. Device and work slow each other down a little.
 pub fn bytes_in_use<T>(device: &Device, work: impl FnOnce() -> T) -> (T, Option<BytesInUse>) {
     let device = device.clone().inner();
     let now = || device.memory_pool_usage().map(|usage| usage.bytes_in_use);

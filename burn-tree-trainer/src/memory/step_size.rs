@@ -100,7 +100,8 @@ impl StepSize {
         }
     }
 
-    /// The packs that are there while pack `index` is computed: itself, and those that it continues.
+    /// The packs that are there while pack `index` is computed: itself, and those that it
+    /// continues.
     pub fn alive(&self, index: usize) -> impl Iterator<Item = &PackSize> {
         let first = self.packs.get(index);
         std::iter::successors(first, |pack| self.packs.get(pack.parent?))
@@ -109,7 +110,16 @@ impl StepSize {
 
 fn kept_states(pack: &Pack) -> u64 {
     let rows = pack.padded_len.max(1);
-    TreeRecurrence::from_layouts(from_ref(&pack.layout), rows).n_slots() as u64
+    let layout = &pack.layout;
+    let parents = layout.parents.iter().zip(&layout.position_ids);
+    let roots = parents.filter(|&(&parent, _)| parent < 0);
+    // A root below the first token of its path continues a state of another pack.
+    let states: Vec<Option<u32>> = (0..)
+        .zip(roots)
+        .map(|(root, (_, &depth))| (depth > 0).then_some(root))
+        .collect();
+    let recurrence = TreeRecurrence::try_continuing(from_ref(layout), rows, &states);
+    recurrence.map_or(0, |recurrence| recurrence.n_slots() as u64)
 }
 
 #[cfg(test)]

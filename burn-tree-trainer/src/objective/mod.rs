@@ -35,8 +35,8 @@ pub trait Objective {
     /// The loss of a step.
     fn loss(&self, step: &PackedStep) -> Self::Loss;
 
-    /// Against what deviations of the loss are measured, where the loss itself may be near 0 because
-    /// terms of both signs cancel.
+    /// Against what deviations of the loss are measured, where the loss itself may be near 0
+    /// because terms of both signs cancel.
     fn scale(&self, _step: &PackedStep) -> Option<f64> {
         None
     }

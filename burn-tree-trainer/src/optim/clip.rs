@@ -44,7 +44,8 @@ pub fn global_norm<M: Module>(module: &M, gradients: &GradientsParams) -> Option
     })
 }
 
-/// Scales all gradients by `max_norm / norm` if their global `norm` `[1]` is larger than `max_norm`.
+/// Scales all gradients by `max_norm / norm` if their global `norm` `[1]` is larger than
+/// `max_norm`.
 pub fn clip_global_norm<M: Module>(
     module: &M,
     gradients: GradientsParams,

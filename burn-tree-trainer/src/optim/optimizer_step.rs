@@ -6,10 +6,10 @@ use burn::backend::ExecutionError;
 use burn::module::Module;
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, Tensor};
 use burn_tree_nn::{EntropyOutput, LmHeadOptions};
 use burn_tree_train::{
-    StepGradients, StepOptions, TreeModel, check_device, check_parameters, shadow, step_forward,
+    StepGradients, StepOptions, TreeModel, check_device, check_parameters, step_forward,
     step_gradients,
 };
 use thiserror::Error;
@@ -17,7 +17,7 @@ use tree_pack::PackedStep;
 
 use crate::objective::{Metrics, Objective, StepLoss};
 use crate::optim::clip::{GlobalNorm, clip_global_norm, global_norm};
-use burn_tree_models::qwen3::Qwen3;
+use burn_tree_models::Precision;
 
 /// What an optimizer step reports.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,32 +54,6 @@ pub enum StepError {
         /// What it reports.
         reason: String,
     },
-}
-
-/// Dtypes in which a model computes; its norms, the vectors of its gates, parameters and optimizer
-/// stay as they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Precision {
-    /// The blocks.
-    pub blocks: FloatDType,
-    /// Embedding and head, which may be one matrix.
-    pub head: FloatDType,
-}
-
-impl Precision {
-    /// Everything in f32.
-    pub const F32: Self = Self {
-        blocks: FloatDType::F32,
-        head: FloatDType::F32,
-    };
-
-    /// The copy of `master` that computes; nothing is copied for what has its dtype already.
-    pub fn shadow<M: Module>(self, master: &M) -> M {
-        let vector = Qwen3::is_vector;
-        let head = |path: &str| path.contains("lm_head") || path.contains("embed_tokens");
-        let blocks = shadow(master, self.blocks, |path| vector(path) || head(path));
-        shadow(&blocks, self.head, |path| vector(path) || !head(path))
-    }
 }
 
 /// A model in training with its optimizer.
@@ -272,7 +246,8 @@ mod tests {
     use super::*;
     use crate::objective::Supervised;
     use crate::optim::adamw::{AdamWOptions, adamw};
-    use burn_tree_models::qwen3::Qwen3Config;
+    use burn::tensor::FloatDType;
+    use burn_tree_models::{CausalLm, ModelConfig};
     use burn_tree_nn::TokenLogProbs;
     use burn_tree_train::sft_loss;
     use tree_pack::{OccurrenceBatch, PackOptions, Trajectory, build_forests, pack_step};
@@ -284,8 +259,8 @@ mod tests {
         weight_decay: 0.5,
     };
 
-    fn config(initializer_range: f64) -> Qwen3Config {
-        Qwen3Config {
+    fn config(initializer_range: f64) -> ModelConfig {
+        ModelConfig {
             hidden_size: 16,
             intermediate_size: 24,
             num_hidden_layers: 1,
@@ -294,7 +269,7 @@ mod tests {
             head_dim: 8,
             rotary_dim: 8,
             initializer_range,
-            ..Qwen3Config::named("tiny", 20).unwrap()
+            ..ModelConfig::named("tiny", 20).unwrap()
         }
     }
 
@@ -316,7 +291,7 @@ mod tests {
     #[test]
     fn a_step_of_several_packs_is_that_of_one() {
         let device = Device::flex().autodiff();
-        let model = Qwen3::random(&config(0.2), 1, FloatDType::F32, &device);
+        let model = CausalLm::random(&config(0.2), 1, FloatDType::F32, &device);
         let (one, four) = (packs(64), packs(9));
         assert_eq!((one.packs.len(), four.packs.len()), (1, 4));
         let options = StepOptions::default();
@@ -349,7 +324,7 @@ mod tests {
     #[test]
     fn log_probs_without_gradients_are_those_of_a_step() {
         let device = Device::flex().autodiff();
-        let model = Qwen3::random(&config(0.2), 1, FloatDType::F32, &device);
+        let model = CausalLm::random(&config(0.2), 1, FloatDType::F32, &device);
         let step = packs(18);
         let options = StepOptions::default();
         let expected = log_probs(&model, &step, &options, &device).unwrap();
@@ -368,7 +343,7 @@ mod tests {
     #[test]
     fn a_step_that_is_not_finite_changes_nothing() {
         let device = Device::flex().autodiff();
-        let model = Qwen3::random(&config(1e30), 1, FloatDType::F32, &device);
+        let model = CausalLm::random(&config(1e30), 1, FloatDType::F32, &device);
         let before = model.embed_tokens.weight.val().into_data();
         let optimizer = adamw(&model, &ADAMW, &device);
         let mut trainer = Trainer {

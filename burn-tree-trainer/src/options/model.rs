@@ -7,7 +7,7 @@ use burn_tree_nn::LmHeadOptions;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::optim::optimizer_step::Precision;
+use burn_tree_models::Precision;
 use burn_tree_models::lora::LoraSettings;
 
 /// Options of the model.
@@ -15,7 +15,7 @@ use burn_tree_models::lora::LoraSettings;
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
     /// A folder with config.json and safetensors files; or a config.json, or the name of a built-in
-    /// shape (tiny, tiny-moe, tiny-hybrid, small, 0.6b, hybrid), for random weights.
+    /// shape, for random weights. An unknown name lists them.
     #[arg(long, short, value_name = "FOLDER|FILE|NAME", default_value = "tiny")]
     pub model: String,
     /// Renumber the token ids to those that occur in the data, so that the language-model head of a
@@ -29,8 +29,8 @@ pub struct ModelArgs {
     /// Dtype of embedding and head in the forward and backward pass.
     #[arg(long, value_enum, default_value_t = ComputeDtype::F32)]
     pub head_dtype: ComputeDtype,
-    /// Rows projected on the vocabulary at a time; about 16 million logits if not given. A GPU wants
-    /// thousands.
+    /// Rows projected on the vocabulary at a time; about 16 million logits if not given. A GPU
+    /// wants thousands.
     #[arg(long, value_name = "ROWS")]
     pub head_chunk_rows: Option<NonZeroUsize>,
     /// Train low-rank adapters of this rank on all projections of the blocks, and nothing else.

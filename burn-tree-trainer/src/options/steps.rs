@@ -69,7 +69,8 @@ pub struct StepArgs {
     /// Seed of initial weights, adapters, validation split and data order.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Where to compute: one of the backends this program was built with, as `name` or `name:index`.
+    /// Where to compute: one of the backends this program was built with, as `name` or
+    /// `name:index`.
     #[arg(long, default_value = "flex")]
     pub device: String,
 }
@@ -170,12 +171,12 @@ pub struct ComparisonArgs {
     /// baseline.
     #[arg(long, value_enum, default_value_t = Sharing::Tree)]
     pub sharing: Sharing,
-    /// Memory of the device in GB (10^9 bytes), in which the packs of `--sharing auto` have to fit. If
-    /// not given, a device that computes in the system's memory has what is left of that.
+    /// Memory of the device in GB (10^9 bytes), in which the packs of `--sharing auto` have to fit.
+    /// If not given, a device that computes in the system's memory has what is left of that.
     #[arg(long, value_name = "GB")]
     pub device_memory: Option<f64>,
-    /// Make every step twice, on trees (or as chosen) and on separate trajectories, each with its own copy of the
-    /// model, and report losses and times side by side.
+    /// Make every step twice, on trees (or as chosen) and on separate trajectories, each with its
+    /// own copy of the model, and report losses and times side by side.
     #[arg(long)]
     pub compare: bool,
 }

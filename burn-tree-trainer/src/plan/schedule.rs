@@ -25,7 +25,8 @@ pub struct Schedule {
     pub peak: f64,
     /// Learning rate to which the cosine decays.
     pub minimum: f64,
-    /// Steps of linear warm-up; step `k` of them has the rate `peak * (k + 1) / (warmup_steps + 1)`.
+    /// Steps of linear warm-up; step `k` of them has the rate `peak * (k + 1) / (warmup_steps +
+    /// 1)`.
     pub warmup_steps: usize,
     /// Steps of the whole run.
     pub total_steps: usize,

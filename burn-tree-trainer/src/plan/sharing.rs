@@ -12,7 +12,6 @@ use burn_tree_train::{
 use serde::{Deserialize, Serialize};
 use tree_pack::{Pack, PackOptions};
 
-use crate::cost::ModelSize;
 use crate::memory::{MemoryEstimate, RunSize, StepSize, available_memory};
 use crate::objective::Supervised;
 use crate::optim::optimizer_step::Trainer;
@@ -21,7 +20,7 @@ use crate::report::metrics::StepRecord;
 use crate::report::table;
 use crate::report::timing::median;
 use crate::run::atomic;
-use burn_tree_models::qwen3::Qwen3Config;
+use burn_tree_models::{ModelConfig, ModelSize};
 
 /// What was chosen for every task of a run. Kept in its folder: a run that is resumed goes on as it
 /// began.
@@ -79,7 +78,7 @@ impl ChosenTask {
 #[derive(Clone, Copy, Debug)]
 pub struct Memory<'a> {
     /// The model.
-    pub config: &'a Qwen3Config,
+    pub config: &'a ModelConfig,
     /// Its size.
     pub size: &'a ModelSize,
     /// How steps are computed.
@@ -253,7 +252,7 @@ const FILE: &str = "sharing.json";
 pub fn calibrate_on<M: Module + TreeModel>(
     trainer: &Trainer<M>,
     packs: &PackOptions,
-    config: &Qwen3Config,
+    config: &ModelConfig,
 ) -> Result<Calibration> {
     let options = CalibrationOptions {
         pad_to_multiple: packs.pad_to_multiple,
@@ -311,10 +310,9 @@ pub fn print_prediction(records: &[StepRecord]) {
 mod tests {
     use super::*;
     use crate::optim::adamw::{AdamWOptions, adamw};
-    use crate::optim::optimizer_step::Precision;
     use crate::plan::StepOrder;
     use burn::tensor::{Device, FloatDType};
-    use burn_tree_models::qwen3::Qwen3;
+    use burn_tree_models::{CausalLm, Precision};
     use std::num::NonZeroUsize;
     use std::sync::Arc;
     use tree_pack::Trajectory;
@@ -326,8 +324,8 @@ mod tests {
         weight_decay: 0.1,
     };
 
-    fn config() -> Qwen3Config {
-        Qwen3Config {
+    fn config() -> ModelConfig {
+        ModelConfig {
             hidden_size: 16,
             intermediate_size: 24,
             num_hidden_layers: 1,
@@ -336,13 +334,13 @@ mod tests {
             head_dim: 8,
             rotary_dim: 8,
             initializer_range: 0.2,
-            ..Qwen3Config::named("tiny", 50).unwrap()
+            ..ModelConfig::named("tiny", 50).unwrap()
         }
     }
 
-    fn trainer() -> Trainer<Qwen3> {
+    fn trainer() -> Trainer<CausalLm> {
         let device = Device::flex().autodiff();
-        let model = Qwen3::random(&config(), 1, FloatDType::F32, &device);
+        let model = CausalLm::random(&config(), 1, FloatDType::F32, &device);
         Trainer {
             optimizer: adamw(&model, &ADAMW, &device),
             model,

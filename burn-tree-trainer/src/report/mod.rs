@@ -63,7 +63,8 @@ pub struct Comparison {
     pub largest_loss_deviation: f64,
     /// Largest relative deviation of the gradients' norms.
     pub largest_gradient_deviation: f64,
-    /// Flat seconds over tree seconds of log-probabilities computed before steps, if there were any.
+    /// Flat seconds over tree seconds of log-probabilities computed before steps, if there were
+    /// any.
     pub log_prob_speedup: Option<f64>,
     /// Steps compared.
     pub steps: usize,

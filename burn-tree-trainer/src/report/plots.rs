@@ -320,13 +320,19 @@ fn draw(
         let font = epaint_default_fonts::UBUNTU_LIGHT;
         let _ = register_font(FONT, FontStyle::Normal, font);
     });
-    let file = atomic::temporary_file_for(path)?;
+    let mut pixels = vec![0; 3 * width as usize * height as usize];
     {
-        let figure = BitMapBackend::new(file.path(), (width, height)).into_drawing_area();
+        let figure = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
         figure.fill(&WHITE)?;
         paint(&figure)?;
         figure.present()?;
     }
+    let file = atomic::temporary_file_for(path)?;
+    let mut encoder = png::Encoder::new(file.as_file(), width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    let mut writer = encoder.write_header()?;
+    writer.write_image_data(&pixels)?;
+    writer.finish()?;
     file.persist(path)?;
     Ok(())
 }

@@ -6,7 +6,6 @@ use anyhow::{Result, anyhow};
 use burn_tree_train::{ModelCost, StepBound, StepCounts};
 use tree_pack::{PackError, RewardStats};
 
-use crate::cost::ModelSize;
 use crate::data::Data;
 use crate::memory::{MemoryEstimate, StepSize, available_memory, format_bytes};
 use crate::options::RunArgs;
@@ -15,7 +14,7 @@ use crate::report::metrics::StepRecord;
 use crate::report::plots;
 use crate::report::{Comparison, Throughput, grouped, table};
 use crate::run::GemmRate;
-use burn_tree_models::qwen3::Qwen3Config;
+use burn_tree_models::{ModelConfig, ModelSize};
 
 /// What is trained.
 pub fn print_data(data: &Data, tasks: usize) {
@@ -143,7 +142,7 @@ fn epoch_counts(plan: &StepPlan) -> Result<StepCounts, PackError> {
 /// Memory that the run will need, with a warning if the system has less.
 pub fn print_memory(
     args: &RunArgs,
-    config: &Qwen3Config,
+    config: &ModelConfig,
     size: &ModelSize,
     plans: &Plans,
 ) -> Result<()> {

@@ -32,7 +32,7 @@ use crate::run::checkpoint::RunState;
 use crate::run::pass::{Pass, Prediction, compare};
 use crate::run::settings::Settings;
 use crate::run::setup::Setup;
-use burn_tree_models::qwen3::{Qwen3, Qwen3Config};
+use burn_tree_models::{CausalLm, ModelConfig};
 
 /// A run in its folder.
 pub struct Run<'a> {
@@ -138,7 +138,7 @@ impl<'a> Run<'a> {
     ///
     /// # Errors
     /// If the checkpoint cannot be loaded.
-    pub fn trainer(&self, initial: Qwen3) -> Result<Trainer<Qwen3>> {
+    pub fn trainer(&self, initial: CausalLm) -> Result<Trainer<CausalLm>> {
         let device = &self.setup.device;
         let mut model = initial;
         if let Some(checkpoint) = &self.resumed {
@@ -167,8 +167,8 @@ impl<'a> Run<'a> {
         &self,
         plans: &Plans,
         objective: &O,
-        trainer: &Trainer<Qwen3>,
-    ) -> Result<Vec<Pass<Qwen3, O>>> {
+        trainer: &Trainer<CausalLm>,
+    ) -> Result<Vec<Pass<CausalLm, O>>> {
         let sharings = self.args.comparison.sharings();
         let chosen = match sharings.contains(&Sharing::Auto) {
             true => Some(self.chosen_sharing(plans, trainer)?),
@@ -202,7 +202,7 @@ impl<'a> Run<'a> {
     }
 
     /// Trees or separate trajectories for every task: as before in a run that is resumed.
-    fn chosen_sharing(&self, plans: &Plans, trainer: &Trainer<Qwen3>) -> Result<ChosenSharing> {
+    fn chosen_sharing(&self, plans: &Plans, trainer: &Trainer<CausalLm>) -> Result<ChosenSharing> {
         let chosen = match self.resumed {
             Some(_) => ChosenSharing::load(&self.output, plans)?,
             None => {
@@ -221,15 +221,15 @@ impl<'a> Run<'a> {
         Ok(chosen)
     }
 
-    /// Computes the reference log-probabilities of all data for every pass, each on packs of its own
-    /// kind, and says how long it took.
+    /// Computes the reference log-probabilities of all data for every pass, each on packs of its
+    /// own kind, and says how long it took.
     ///
     /// # Errors
     /// If the trajectories cannot be packed.
     pub fn compute_reference<O: Objective>(
         &self,
-        passes: &mut [Pass<Qwen3, O>],
-        reference: &Trainer<Qwen3>,
+        passes: &mut [Pass<CausalLm, O>],
+        reference: &Trainer<CausalLm>,
     ) -> Result<()> {
         for pass in passes {
             let seconds = pass.compute_reference(reference)?;
@@ -249,7 +249,7 @@ impl<'a> Run<'a> {
     /// If a step cannot be made or something cannot be written.
     pub fn train<O: Objective>(
         &mut self,
-        passes: &mut [Pass<Qwen3, O>],
+        passes: &mut [Pass<CausalLm, O>],
         validation: Option<&Validation<O>>,
     ) -> Result<()> {
         let total_steps = self.schedule.total_steps;
@@ -309,7 +309,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn save(&self, completed_steps: usize, trainer: &Trainer<Qwen3>) -> Result<()> {
+    fn save(&self, completed_steps: usize, trainer: &Trainer<CausalLm>) -> Result<()> {
         let state = RunState::new(completed_steps, self.settings.clone());
         let keep = self.args.output.keep_checkpoints.get();
         let folder = self.output.join("checkpoints");
@@ -321,7 +321,7 @@ impl<'a> Run<'a> {
     ///
     /// # Errors
     /// If something cannot be written.
-    pub fn finish<O: Objective>(&self, passes: &[Pass<Qwen3, O>]) -> Result<()> {
+    pub fn finish<O: Objective>(&self, passes: &[Pass<CausalLm, O>]) -> Result<()> {
         summary::draw(&self.output, &self.records, O::SHOWN)?;
         summary::print_result(&self.records, &self.setup.size.cost, &self.gemm);
         print_prediction(&self.records);
@@ -341,7 +341,7 @@ pub struct GemmRate {
 }
 
 impl GemmRate {
-    fn measure(config: &Qwen3Config, dtype: FloatDType, device: &Device) -> Self {
+    fn measure(config: &ModelConfig, dtype: FloatDType, device: &Device) -> Self {
         let inner = config.intermediate_size.max(config.hidden_size);
         let shape = [4096, config.hidden_size, inner];
         let repetitions = Repetitions {

@@ -5,10 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use burn::tensor::{Device, FloatDType};
 
-use burn_tree_models::qwen3::{Qwen3, Qwen3Config};
-
-/// Token ids of the Qwen3 tokenizer, of a named model.
-const QWEN3_VOCAB_SIZE: usize = 151_936;
+use burn_tree_models::{CausalLm, ModelConfig, registry};
 
 /// A model that has not been loaded.
 pub enum ModelSource {
@@ -39,11 +36,11 @@ impl ModelSource {
     }
 
     /// The shape of the model. Random weights take any number of token ids, if one is given.
-    pub fn config(&self, vocab_size: Option<usize>) -> Result<Qwen3Config> {
+    pub fn config(&self, vocab_size: Option<usize>) -> Result<ModelConfig> {
         let mut config = match self {
-            Self::Folder(path) | Self::ConfigFile(path) => Qwen3Config::from_file(path)
+            Self::Folder(path) | Self::ConfigFile(path) => ModelConfig::from_file(path)
                 .with_context(|| format!("--model {}", path.display()))?,
-            Self::Named(name) => Qwen3Config::named(name, QWEN3_VOCAB_SIZE).with_context(|| {
+            Self::Named(name) => registry::preset(name).with_context(|| {
                 format!("--model {name} is neither a folder, nor a config.json, nor a known name")
             })?,
         };
@@ -71,12 +68,12 @@ impl ModelSource {
     }
 
     /// Loads the weights, or draws them from the seed, with f32 parameters.
-    pub fn load(&self, config: &Qwen3Config, seed: u64, device: &Device) -> Result<Qwen3> {
+    pub fn load(&self, config: &ModelConfig, seed: u64, device: &Device) -> Result<CausalLm> {
         match self {
-            Self::Folder(path) => Qwen3::load_weights(config, path, FloatDType::F32, device)
+            Self::Folder(path) => CausalLm::load_weights(config, path, FloatDType::F32, device)
                 .with_context(|| format!("--model {}", path.display())),
             Self::ConfigFile(_) | Self::Named(_) => {
-                Ok(Qwen3::random(config, seed, FloatDType::F32, device))
+                Ok(CausalLm::random(config, seed, FloatDType::F32, device))
             }
         }
     }

@@ -7,7 +7,6 @@ use anyhow::Result;
 use burn::tensor::Device;
 use tree_pack::{PackOptions, Trajectory, build_forests};
 
-use crate::cost::ModelSize;
 use crate::data::selection::Selection;
 use crate::data::{self, Data, DataOptions, TextOptions};
 use crate::device::device_by_name;
@@ -15,8 +14,8 @@ use crate::options::{LoraExport, RunArgs, ValidationArgs};
 use crate::plan::{Sharing, StepOrder, StepPlan, largest_tree};
 use crate::run::model_source::ModelSource;
 use burn_tree_models::lora;
-use burn_tree_models::qwen3::weights::SaveOptions;
-use burn_tree_models::qwen3::{Qwen3, Qwen3Config};
+use burn_tree_models::weights::SaveOptions;
+use burn_tree_models::{CausalLm, ModelConfig, ModelSize};
 
 /// Tokens of a pack that keep matrix products efficient.
 const DEFAULT_BUDGET: usize = 8192;
@@ -28,7 +27,7 @@ pub struct Setup {
     /// Where the model comes from.
     pub source: ModelSource,
     /// Its shape.
-    pub config: Qwen3Config,
+    pub config: ModelConfig,
     /// Sizes of it.
     pub size: ModelSize,
     /// The trajectories, selected and split by task.
@@ -69,8 +68,8 @@ impl Setup {
         Arc::make_mut(&mut self.data.training)
     }
 
-    /// How steps are packed, as far as all programs agree: packs of the tokens given, or of those of
-    /// the largest tree or 8192.
+    /// How steps are packed, as far as all programs agree: packs of the tokens given, or of those
+    /// of the largest tree or 8192.
     ///
     /// # Errors
     /// If a trajectory is invalid or a task too large.
@@ -112,7 +111,7 @@ impl Setup {
     ///
     /// # Errors
     /// If its weights cannot be loaded.
-    pub fn model(&self, args: &RunArgs) -> Result<Qwen3> {
+    pub fn model(&self, args: &RunArgs) -> Result<CausalLm> {
         let model = self
             .source
             .load(&self.config, args.steps.seed, &self.device)?;
@@ -129,7 +128,7 @@ impl Setup {
     ///
     /// # Errors
     /// If the files cannot be written.
-    pub fn export(&self, args: &RunArgs, model: &Qwen3) -> Result<()> {
+    pub fn export(&self, args: &RunArgs, model: &CausalLm) -> Result<()> {
         let Some(folder) = &args.output.export else {
             return Ok(());
         };

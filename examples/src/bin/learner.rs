@@ -19,7 +19,7 @@ use burn::optim::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn::train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
 use burn::train::{InferenceStep, ItemLazy, Learner, SupervisedTraining, TrainOutput, TrainStep};
-use burn_tree_models::qwen3::{Qwen3, Qwen3Config};
+use burn_tree_models::{CausalLm, ModelConfig};
 use burn_tree_nn::LmHeadOptions;
 use burn_tree_train::{BlockContext, TreeModel, sft_loss};
 use burn_tree_trainer::data::{self, DataOptions};
@@ -74,7 +74,7 @@ const DEMO_TASKS: [&str; 4] = [
 /// The model as the learner sees it.
 #[derive(Module, Debug)]
 struct TreeFineTuning {
-    model: Qwen3,
+    model: CausalLm,
 }
 
 /// What a step shows to the metrics.
@@ -170,8 +170,8 @@ fn main() -> Result<()> {
         .batch_size(1)
         .build(InMemDataset::new(validation));
 
-    let config = Qwen3Config::named("tiny", vocabulary.len())?;
-    let model = Qwen3::random(&config, args.seed, FloatDType::F32, &device.autodiff());
+    let config = ModelConfig::named("tiny", vocabulary.len())?;
+    let model = CausalLm::random(&config, args.seed, FloatDType::F32, &device.autodiff());
     let learner = Learner::new(
         TreeFineTuning { model },
         AdamWConfig::new().init(),

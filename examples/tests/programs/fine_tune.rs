@@ -1,6 +1,7 @@
 //! The program `fine-tune`.
 
 use std::fs;
+#[cfg(feature = "learner")]
 use std::process::Command;
 
 use crate::support::{FINE_TUNE, Program, records, setup};
@@ -234,6 +235,7 @@ fn half_precision_follows_single_precision() {
 }
 
 /// The program on Burn's learner trains and writes its metrics.
+#[cfg(feature = "learner")]
 #[test]
 fn the_learner_trains() {
     let folder = setup();

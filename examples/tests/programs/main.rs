@@ -1,6 +1,7 @@
 //! The training programs as a user runs them.
 
 mod dpo;
+mod families;
 mod fine_tune;
 mod grpo;
 mod interruption;

@@ -1,7 +1,7 @@
 //! Whole models: losses, log-probabilities and gradients of a step, packed and separate.
 
 use burn::tensor::DType;
-use burn_tree_models::qwen3::Qwen3Config;
+use burn_tree_models::ModelConfig;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 use tree_training_tests::device::{autodiff_device, supports_f64};
@@ -19,7 +19,7 @@ const VOCABULARY: usize = 17;
 /// the same token.
 const ROUTER_GAP: f64 = 1e-5;
 
-fn check(config: &Qwen3Config, forest: &Forest, setup: &StepSetup, dtype: DType) -> TestCaseResult {
+fn check(config: &ModelConfig, forest: &Forest, setup: &StepSetup, dtype: DType) -> TestCaseResult {
     let device = autodiff_device();
     let model = random_model(config, setup.seed, dtype, &device);
     let trajectories = forest.trajectories();

@@ -3,7 +3,7 @@
 
 use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
 use burn::tensor::DType;
-use burn_tree_models::qwen3::{LayerType, Qwen3Config};
+use burn_tree_models::{LayerType, ModelConfig};
 use burn_tree_train::sft_loss;
 use proptest::prelude::*;
 use tree_pack::{Aggregation, LossForm, Objective};
@@ -26,7 +26,7 @@ const STEPS: usize = 4;
 /// nothing but rounding. So do recurrent layers in f32: what
 /// moves the projection of their decay is a small difference of what the states' ends do, and a
 /// state carries the rounding of every token of its path.
-fn tolerance(config: &Qwen3Config, dtype: DType, adaptive: bool) -> f64 {
+fn tolerance(config: &ModelConfig, dtype: DType, adaptive: bool) -> f64 {
     let recurrent = config
         .layer_types
         .iter()
@@ -40,7 +40,7 @@ fn tolerance(config: &Qwen3Config, dtype: DType, adaptive: bool) -> f64 {
 }
 
 fn check(
-    config: &Qwen3Config,
+    config: &ModelConfig,
     steps: &[Forest],
     packing: Packing,
     optimizer: fn() -> ModuleOptimizer,

@@ -3,7 +3,7 @@
 
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_tree_models::qwen3::{Qwen3, Qwen3Config};
+use burn_tree_models::{CausalLm, ModelConfig};
 use burn_tree_train::{BlockContext, RouterLoad, RouterOutput, TreeModel, load_balancing_loss};
 use proptest::prelude::*;
 use tree_pack::{Aggregation, Objective, Pack, Trajectory, TreeBatch};
@@ -18,14 +18,14 @@ use tree_training_tests::tensors::{NamedTensors, Tolerance};
 const VOCABULARY: usize = 40;
 
 /// Two layers of experts.
-fn config() -> Qwen3Config {
+fn config() -> ModelConfig {
     let mut config = moe_config(VOCABULARY);
     config.moe.as_mut().expect("a mixture").decoder_sparse_step = 1;
     config
 }
 
 /// Routing of all layers for a pack.
-fn routers(model: &Qwen3, pack: &Pack, device: &Device) -> Vec<RouterOutput> {
+fn routers(model: &CausalLm, pack: &Pack, device: &Device) -> Vec<RouterOutput> {
     let batch = TreeBatch::new(std::slice::from_ref(pack), device);
     let context = BlockContext::new(&batch);
     let mut x = model.embed(batch.tokens, &context);
@@ -51,7 +51,12 @@ type Outcome = (f64, NamedTensors);
 
 /// `E * sum_e f_e P_e` with shares `f` and means `P` over all tokens of all sequences and layers,
 /// from the definition: every sequence by itself, counted in plain loops.
-fn separate(model: &Qwen3, trajectories: &[Trajectory], dtype: DType, device: &Device) -> Outcome {
+fn separate(
+    model: &CausalLm,
+    trajectories: &[Trajectory],
+    dtype: DType,
+    device: &Device,
+) -> Outcome {
     let experts = config().moe.expect("a mixture").num_experts;
     let all: Vec<Vec<RouterOutput>> = trajectories
         .iter()
@@ -97,7 +102,7 @@ fn separate(model: &Qwen3, trajectories: &[Trajectory], dtype: DType, device: &D
 }
 
 fn packed(
-    model: &Qwen3,
+    model: &CausalLm,
     trajectories: &[Trajectory],
     packing: Packing,
     device: &Device,

@@ -1,7 +1,7 @@
 //! Objectives with models: the first epoch, and the two passes.
 
 use burn::tensor::{DType, Tensor};
-use burn_tree_models::qwen3::Qwen3;
+use burn_tree_models::CausalLm;
 use burn_tree_nn::TokenLogProbs;
 use burn_tree_train::objectives::{
     ClipRange, Dpo, DpoOptions, Gspo, GspoOptions, PolicyMetrics, PpoOptions, ppo_loss,
@@ -166,7 +166,7 @@ impl TwoPasses for Dpo {
 
 /// Loss and gradients with the sums of a first pass without autodiff, or of the same pass.
 fn run(
-    model: &Qwen3,
+    model: &CausalLm,
     step: &PackedStep,
     options: &StepOptions,
     mut objective: impl TwoPasses,
@@ -177,7 +177,7 @@ fn run(
         let collect = |_, head: TokenLogProbs, occurrences: &OccurrenceBatch| {
             objective.collect(&head, occurrences);
         };
-        step_forward(model, &step, options, &device, collect).expect("a valid step");
+        step_forward(model, step, options, &device, collect).expect("a valid step");
     }
     let loss = |_, head: TokenLogProbs, occurrences: &OccurrenceBatch| {
         if !two {
@@ -187,7 +187,7 @@ fn run(
     };
     let StepGradients {
         losses, gradients, ..
-    } = step_gradients(model, &step, options, &device, loss).expect("a valid step");
+    } = step_gradients(model, step, options, &device, loss).expect("a valid step");
     let loss = losses.iter().map(|loss| read(loss)[0]).sum();
     (loss, NamedTensors::gradients(model, &gradients))
 }

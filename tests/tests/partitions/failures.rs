@@ -3,11 +3,12 @@
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Tensor};
-use burn_tree_models::qwen3::{Qwen3, Qwen3Config};
+use burn_tree_models::Precision;
+use burn_tree_models::{CausalLm, ModelConfig};
 use burn_tree_train::{StepOptions, check_device};
 use burn_tree_trainer::objective::Supervised;
 use burn_tree_trainer::optim::adamw::{AdamWOptions, adamw};
-use burn_tree_trainer::optim::optimizer_step::{Precision, Trainer};
+use burn_tree_trainer::optim::optimizer_step::Trainer;
 use tree_pack::{Aggregation, Objective, Partitioning, Trajectory};
 use tree_training_tests::device::autodiff_device;
 use tree_training_tests::models::random_model;
@@ -52,9 +53,9 @@ impl ModuleMapper for Fail {
     }
 }
 
-fn config(name: &str) -> Qwen3Config {
-    let small = Qwen3Config::named(name, VOCABULARY).unwrap();
-    Qwen3Config {
+fn config(name: &str) -> ModelConfig {
+    let small = ModelConfig::named(name, VOCABULARY).unwrap();
+    ModelConfig {
         // What kernels from matrix instructions take.
         head_dim: 64,
         rotary_dim: 64,
@@ -87,7 +88,7 @@ fn no_step_is_made_of_what_a_device_could_not_compute() {
             if !tree_training_devices::computes_in(dtype) {
                 continue;
             }
-            let healthy: Qwen3 = random_model(&config(name), 5, DType::F32, &device);
+            let healthy: CausalLm = random_model(&config(name), 5, DType::F32, &device);
             for index in 0.. {
                 let mut fail = Fail {
                     index,

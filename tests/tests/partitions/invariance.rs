@@ -2,7 +2,7 @@
 //! backward pass computes.
 
 use burn::tensor::DType;
-use burn_tree_models::qwen3::{LayerType, Qwen3Config};
+use burn_tree_models::{LayerType, ModelConfig};
 use burn_tree_train::StepOptions;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
@@ -24,13 +24,13 @@ const VOCABULARY: usize = 17;
 const ROUTER_GAP: f64 = 1e-5;
 
 /// A hybrid model without its block of attention: states and convolutions alone.
-fn recurrent_config() -> Qwen3Config {
+fn recurrent_config() -> ModelConfig {
     let hybrid = hybrid_config(VOCABULARY);
     let layers = hybrid.layer_types.iter().copied();
     let layer_types: Vec<_> = layers
         .filter(|layer| matches!(layer, LayerType::LinearAttention(_)))
         .collect();
-    Qwen3Config {
+    ModelConfig {
         num_hidden_layers: layer_types.len(),
         layer_types,
         ..hybrid
@@ -38,7 +38,7 @@ fn recurrent_config() -> Qwen3Config {
 }
 
 fn check(
-    config: &Qwen3Config,
+    config: &ModelConfig,
     forest: &Forest,
     cut: Cut,
     options: &StepOptions,

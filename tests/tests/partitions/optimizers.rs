@@ -3,7 +3,7 @@
 
 use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
 use burn::tensor::DType;
-use burn_tree_models::qwen3::Qwen3Config;
+use burn_tree_models::ModelConfig;
 use proptest::prelude::*;
 use tree_pack::{Aggregation, Objective};
 use tree_training_tests::device::{autodiff_device, supports_f64};
@@ -28,7 +28,7 @@ fn adamw() -> (ModuleOptimizer, f64) {
 }
 
 fn check(
-    config: &Qwen3Config,
+    config: &ModelConfig,
     steps: &[(Forest, Cut)],
     options: &burn_tree_train::StepOptions,
     optimizer: fn() -> (ModuleOptimizer, f64),

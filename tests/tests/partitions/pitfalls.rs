@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType};
-use burn_tree_models::qwen3::Qwen3;
+use burn_tree_models::CausalLm;
 use burn_tree_nn::{EntropyOutput, LmHeadOptions, token_log_probs};
 use burn_tree_train::{
     BlockContext, RouterLoad, RouterLoss, StepError, StepOptions, TreeModel, load_balancing_loss,
@@ -148,7 +148,7 @@ fn entropies_do_not_depend_on_parts() {
     };
     let model = random_model(&hybrid_config(VOCABULARY), 1, dtype, &device);
     let entropies = |packed: &PackedStep| -> BTreeMap<(u32, u32), f64> {
-        let of_packs = step_forward(&model, &packed, &options, &device, |pack, output, _| {
+        let of_packs = step_forward(&model, packed, &options, &device, |pack, output, _| {
             let columns = &packed.packs[pack].occurrences;
             let names = columns.trajectories.iter().zip(&columns.token_indices);
             let values = read(&output.entropy.expect("asked for"));
@@ -194,7 +194,7 @@ fn parts_do_not_see_siblings_in_the_part_before() {
         let model = random_model(&config(VOCABULARY), 1, DType::F32, &device);
         let log_probs = |packed: &PackedStep| {
             let options = StepOptions::default();
-            step_forward(&model, &packed, &options, &device, |_, output, _| {
+            step_forward(&model, packed, &options, &device, |_, output, _| {
                 output.log_probs.into_data()
             })
             .expect("packs of one step")
@@ -224,7 +224,7 @@ fn bfloat16_loses_no_more_in_many_parts() {
         &device,
     );
     let exact = NamedTensors::gradients(&master, &exact.gradients);
-    let worker = shadow(&master, FloatDType::BF16, Qwen3::stays_wide);
+    let worker = shadow(&master, FloatDType::BF16, CausalLm::stays_wide);
     let error = |packed: &PackedStep| {
         let step = parts_step(&worker, packed, &StepOptions::default(), &device);
         NamedTensors::gradients(&master, &step.gradients)
@@ -306,7 +306,7 @@ fn multiplicities(trajectories: &[Trajectory], packs: &[Pack]) -> Vec<Vec<f32>> 
 
 /// Load, loss and gradients of a step of one pack, by a plain forward and backward pass.
 fn whole_with_router_loss(
-    model: &Qwen3,
+    model: &CausalLm,
     packed: &PackedStep,
     coefficient: f64,
 ) -> (RouterLoad, f64, NamedTensors) {

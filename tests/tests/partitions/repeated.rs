@@ -2,7 +2,7 @@
 //! on the host. Bits are compared.
 
 use burn::tensor::{DType, TensorData};
-use burn_tree_models::qwen3::{Qwen3, Qwen3Config};
+use burn_tree_models::{CausalLm, ModelConfig};
 use burn_tree_train::{StepGradients, StepOptions, sft_loss, step_forward, step_gradients};
 use tree_pack::{Aggregation, Objective, PackedStep, Partitioning, Trajectory};
 use tree_training_tests::device::autodiff_device;
@@ -15,7 +15,7 @@ use tree_training_tests::tensors::NamedTensors;
 
 const VOCABULARY: usize = 30;
 
-fn configs() -> [Qwen3Config; 4] {
+fn configs() -> [ModelConfig; 4] {
     [dense_config, moe_config, hybrid_config, hybrid_moe_config].map(|config| config(VOCABULARY))
 }
 
@@ -47,7 +47,7 @@ struct Outcome {
     gradients: NamedTensors,
 }
 
-fn run(model: &Qwen3, packed: &PackedStep, options: &StepOptions) -> Outcome {
+fn run(model: &CausalLm, packed: &PackedStep, options: &StepOptions) -> Outcome {
     let device = autodiff_device();
     let mut log_probs = vec![None; packed.packs.len()];
     let StepGradients {

@@ -40,7 +40,7 @@ fn parts(trajectories: &[Trajectory], budget: usize, partitioning: Partitioning)
         for options in all_step_options() {
             let found = parts_step(&model, &packed, &options, &device);
             compare(&model, &found, &expected, dtype, bars(dtype).1)
-                .unwrap_or_else(|error| panic!("{:?}, {options:?}: {error}", config.architecture));
+                .unwrap_or_else(|error| panic!("{:?}, {options:?}: {error}", config.family));
         }
     }
     packed

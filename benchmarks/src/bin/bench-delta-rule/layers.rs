@@ -3,9 +3,8 @@
 use anyhow::{Context, Result, bail};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_tree_models::qwen3::{
-    GatedDeltaNet, LayerType, LinearAttentionConfig, Mixer, Qwen3, Qwen3Config,
-};
+use burn_tree_models::layers::{GatedDeltaNet, Mixer};
+use burn_tree_models::{CausalLm, LayerType, LinearAttentionConfig, ModelConfig, ProjectionLayout};
 use burn_tree_train::BlockContext;
 use burn_tree_trainer::report::timing::{Repetitions, seconds};
 use clap::ValueEnum;
@@ -59,7 +58,7 @@ impl LayerShape {
     }
 
     /// A model of one recurrent block, as small as possible around it.
-    fn config(self) -> Result<Qwen3Config> {
+    fn config(self) -> Result<ModelConfig> {
         let (hidden_size, num_value_heads) = match self {
             Self::Qwen3Next => (2048, 32),
             Self::Qwen35_0_8b => (1024, 16),
@@ -70,13 +69,14 @@ impl LayerShape {
             key_head_dim: 128,
             value_head_dim: 128,
             conv_kernel_dim: 4,
+            projections: ProjectionLayout::Split,
         };
-        Ok(Qwen3Config {
+        Ok(ModelConfig {
             hidden_size,
             intermediate_size: 1,
             num_hidden_layers: 1,
             layer_types: vec![LayerType::LinearAttention(layer)],
-            ..Qwen3Config::named("tiny-hybrid", 1)?
+            ..ModelConfig::named("tiny-hybrid", 1)?
         })
     }
 
@@ -90,7 +90,7 @@ impl LayerShape {
     ) -> Result<MeasuredLayer> {
         let config = self.config()?;
         let device = device.clone().autodiff();
-        let model = Qwen3::random(&config, 0, dtype.into(), &device);
+        let model = CausalLm::random(&config, 0, dtype.into(), &device);
         let Mixer::GatedDeltaNet(layer) = &model.layers[0].mixer else {
             bail!("the block is not recurrent");
         };
@@ -128,7 +128,7 @@ impl LayerShape {
 /// of the input and of all parameters.
 fn forward_and_both(
     layer: &GatedDeltaNet,
-    config: &Qwen3Config,
+    config: &ModelConfig,
     pack: &Pack,
     dtype: DType,
     device: &Device,

@@ -11,13 +11,14 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use burn::tensor::FloatDType;
-use burn_tree_models::qwen3::{Qwen3, Qwen3Config};
+use burn_tree_models::ModelSize;
+use burn_tree_models::Precision;
+use burn_tree_models::{CausalLm, ModelConfig};
 use burn_tree_nn::LmHeadOptions;
 use burn_tree_train::{StepOptions, StepWork};
-use burn_tree_trainer::cost::ModelSize;
 use burn_tree_trainer::device::device_by_name;
 use burn_tree_trainer::optim::adamw::{AdamWOptions, adamw};
-use burn_tree_trainer::optim::optimizer_step::{Precision, Trainer};
+use burn_tree_trainer::optim::optimizer_step::Trainer;
 use burn_tree_trainer::plan::sharing::calibrate_on;
 use burn_tree_trainer::report::timing::Repetitions;
 use burn_tree_trainer::run::pass::Prediction;
@@ -56,9 +57,9 @@ fn run(args: &Args) -> Result<()> {
     }
 
     let device = device_by_name(&args.device)?.autodiff();
-    let config = Qwen3Config::named(&args.model, args.vocab)?;
+    let config = ModelConfig::named(&args.model, args.vocab)?;
     let cost = ModelSize::new(&config, None).cost;
-    let model = Qwen3::random(&config, 0, FloatDType::F32, &device);
+    let model = CausalLm::random(&config, 0, FloatDType::F32, &device);
     let mut trainer = Trainer {
         optimizer: adamw(&model, &ADAMW, &device),
         model,
@@ -119,7 +120,7 @@ fn run(args: &Args) -> Result<()> {
 }
 
 /// Fits the time of steps to a few small ones.
-fn predict(args: &Args, config: &Qwen3Config, trainer: &Trainer<Qwen3>) -> Result<Prediction> {
+fn predict(args: &Args, config: &ModelConfig, trainer: &Trainer<CausalLm>) -> Result<Prediction> {
     let parts = args.partitioning.iter().map(|&parts| parts.into());
     let packs = PackOptions {
         pad_to_multiple: steps::PAD_TO_MULTIPLE,
@@ -156,8 +157,8 @@ fn predict(args: &Args, config: &Qwen3Config, trainer: &Trainer<Qwen3>) -> Resul
 /// Rates of the products with as many rows as most packs have.
 fn rates(
     args: &Args,
-    config: &Qwen3Config,
-    trainer: &Trainer<Qwen3>,
+    config: &ModelConfig,
+    trainer: &Trainer<CausalLm>,
     steps: &[steps::BenchStep],
 ) -> Rates {
     let packs = steps.iter().flat_map(|step| &step.flat.packs);

@@ -5,7 +5,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor};
 use burn_tree_attn::TreeMask;
-use burn_tree_models::qwen3::LinearAttentionConfig;
+use burn_tree_models::LinearAttentionConfig;
 use burn_tree_ssm::TreeRecurrence;
 use burn_tree_train::{ModelCost, StepBound, StepCounts, StepWork, TreeModel, step_index_memory};
 use burn_tree_trainer::objective::Supervised;
@@ -217,7 +217,7 @@ fn largest_index_memory<M: Module + TreeModel>(
         options, device, ..
     } = trainer;
     let model = trainer.precision.shadow(&trainer.model);
-    let memory = step_index_memory(&model, &step, options, device)?;
+    let memory = step_index_memory(&model, step, options, device)?;
     let bytes = memory.iter().map(|it| it.host_bytes + it.device_bytes);
     Ok(bytes.max().unwrap_or(0))
 }

@@ -3,10 +3,8 @@
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn_tree_attn::{RopeConfig, rope, tree_attention};
-use burn_tree_models::qwen3::{
-    Attention, FeedForward, GatedDeltaNet, InputProjections, LinearAttentionConfig, Mixer, Qwen3,
-    Qwen3Config,
-};
+use burn_tree_models::layers::{Attention, FeedForward, GatedDeltaNet, InputProjections, Mixer};
+use burn_tree_models::{CausalLm, LinearAttentionConfig, ModelConfig};
 use burn_tree_nn::{decay_gate, gated_rms_norm, l2_norm};
 use burn_tree_nn::{swiglu, token_log_probs};
 use burn_tree_ssm::{CausalConv1dOptions, tree_causal_conv1d_split};
@@ -21,7 +19,7 @@ use crate::args::Args;
 use crate::steps::BenchStep;
 
 /// Prints both for the largest pack of the step on trees.
-pub fn print(step: &BenchStep, config: &Qwen3Config, trainer: &Trainer<Qwen3>, args: &Args) {
+pub fn print(step: &BenchStep, config: &ModelConfig, trainer: &Trainer<CausalLm>, args: &Args) {
     let largest = step.tree.packs.iter().max_by_key(|pack| pack.layout.len());
     let pack = largest.expect("a step has packs");
     let repetitions = Repetitions {
@@ -35,7 +33,7 @@ pub fn print(step: &BenchStep, config: &Qwen3Config, trainer: &Trainer<Qwen3>, a
 
 /// The phases of a step of one pack, each waited for: their sum is more than a step takes in which
 /// the device never waits.
-fn phases(pack: &Pack, trainer: &Trainer<Qwen3>, repetitions: Repetitions) {
+fn phases(pack: &Pack, trainer: &Trainer<CausalLm>, repetitions: Repetitions) {
     let device = &trainer.device;
     let (precision, head) = (trainer.precision, trainer.options.head);
     let plain = device.clone().inner();
@@ -157,8 +155,8 @@ impl Operations<'_> {
 
 fn operations(
     pack: &Pack,
-    config: &Qwen3Config,
-    trainer: &Trainer<Qwen3>,
+    config: &ModelConfig,
+    trainer: &Trainer<CausalLm>,
     repetitions: Repetitions,
 ) {
     let device = &trainer.device;
@@ -271,7 +269,7 @@ impl Inputs {
 }
 
 fn attention_operations(
-    config: &Qwen3Config,
+    config: &ModelConfig,
     attention: &Attention,
     context: &BlockContext,
     counts: &StepCounts,
@@ -302,13 +300,14 @@ fn attention_operations(
     times.time("o projection", inputs.product(query_dim, hidden), || {
         attention.o_proj.forward(query.clone())
     });
-    times.time("q norm", 0.0, || {
-        attention
-            .q_norm
-            .forward(inputs.heads(query.clone(), queries))
-    });
+    if let Some(norm) = &attention.q_norm {
+        times.time("q norm", 0.0, || {
+            norm.forward(inputs.heads(query.clone(), queries))
+        });
+    }
     let rope_config = RopeConfig {
         rotary_dim: Some(config.rotary_dim),
+        scaling: config.rope_scaling,
         ..RopeConfig::new(config.rope_theta)
     };
     times.time("rope of q, and layout", 0.0, || {
@@ -329,7 +328,7 @@ fn attention_operations(
 }
 
 fn recurrent_operations(
-    config: &Qwen3Config,
+    config: &ModelConfig,
     sizes: &LinearAttentionConfig,
     layer: &GatedDeltaNet,
     context: &BlockContext,

@@ -5,17 +5,18 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use burn::tensor::FloatDType;
-use burn_tree_models::qwen3::{Qwen3, Qwen3Config};
+use burn_tree_models::ModelSize;
+use burn_tree_models::Precision;
+use burn_tree_models::{CausalLm, ModelConfig};
 use burn_tree_nn::TokenLogProbs;
 use burn_tree_train::{StepOptions, check_device, sft_loss, step_gradients};
-use burn_tree_trainer::cost::ModelSize;
 use burn_tree_trainer::device::device_by_name;
 use burn_tree_trainer::memory::{
     BytesInUse, MemoryEstimate, RunSize, StepSize, bytes_in_use, peak_memory,
 };
 use burn_tree_trainer::objective::Supervised;
 use burn_tree_trainer::optim::adamw::{AdamWOptions, adamw};
-use burn_tree_trainer::optim::optimizer_step::{Precision, Trainer};
+use burn_tree_trainer::optim::optimizer_step::Trainer;
 use burn_tree_trainer::options::ComputeDtype;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -96,10 +97,10 @@ pub struct Outcome {
 /// Makes two steps, of which the second has an optimizer with a state, and the passes of two more.
 pub fn run(options: &Options) -> Result<()> {
     let step = packed_step(options)?;
-    let config = Qwen3Config::named(&options.model, options.vocab)?;
+    let config = ModelConfig::named(&options.model, options.vocab)?;
     let device = device_by_name(&options.device)?.autodiff();
     let before_model = peak_memory();
-    let model = Qwen3::random(&config, 0, FloatDType::F32, &device);
+    let model = CausalLm::random(&config, 0, FloatDType::F32, &device);
     let mut trainer = Trainer {
         optimizer: adamw(&model, &ADAMW, &device),
         model,
@@ -164,14 +165,14 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// Forward and backward passes, and nothing of them is kept.
-fn passes(trainer: &Trainer<Qwen3>, step: &PackedStep) -> Result<()> {
+fn passes(trainer: &Trainer<CausalLm>, step: &PackedStep) -> Result<()> {
     let Trainer {
         options, device, ..
     } = trainer;
     let worker = trainer.precision.shadow(&trainer.model);
     let of_pack =
         |_, output: TokenLogProbs, occurrences: &OccurrenceBatch| sft_loss(output, occurrences);
-    let gradients = step_gradients(&worker, &step, options, device, of_pack)?;
+    let gradients = step_gradients(&worker, step, options, device, of_pack)?;
     check_device(device)?;
     drop(gradients);
     Ok(())

@@ -3,8 +3,8 @@
 use std::num::NonZeroU64;
 
 use anyhow::Result;
-use burn_tree_models::qwen3::Qwen3Config;
-use burn_tree_trainer::cost::ModelSize;
+use burn_tree_models::ModelConfig;
+use burn_tree_models::ModelSize;
 use burn_tree_trainer::memory::{RunSize, largest_budget};
 use burn_tree_trainer::report::{grouped, table};
 use clap::Args;
@@ -42,7 +42,7 @@ pub struct Options {
 pub fn print(options: &Options) -> Result<()> {
     let mut rows = Vec::new();
     for name in &options.models {
-        let config = Qwen3Config::named(name, options.vocab)?;
+        let config = ModelConfig::named(name, options.vocab)?;
         for lora_rank in [None, Some(options.lora_rank.get() as usize)] {
             let size = ModelSize::new(&config, lora_rank);
             for (recompute, offload) in [(false, false), (true, false), (true, true)] {

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::json;
 use tree_pack::PairRule;
 
-/// Trains a Qwen3-family model on preferences between rollouts of a task (DPO, IPO), computing
+/// Trains a language model on preferences between rollouts of a task (DPO, IPO), computing
 /// every token that they share once.
 ///
 /// Without --data a demonstration runs on the bundled recordings: a small model with random

@@ -1,4 +1,4 @@
-//! Trains a Qwen3-family model on preferences between rollouts that share prefixes.
+//! Trains a language model on preferences between rollouts that share prefixes.
 //!
 //! The recipe is [`run`], from top to bottom; its parts are in `burn_tree_trainer`.
 

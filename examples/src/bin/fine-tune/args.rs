@@ -6,7 +6,7 @@ use clap::{Parser, ValueEnum};
 use serde::Serialize;
 use tree_pack::{Aggregation, Objective};
 
-/// Fine-tunes a Qwen3-family model on trajectories that share prefixes, computing every shared
+/// Fine-tunes a language model on trajectories that share prefixes, computing every shared
 /// token once.
 ///
 /// Without --data a demonstration runs on the bundled recordings: a small model with random
@@ -23,7 +23,7 @@ pub struct Args {
     /// Which trajectories of a task are trained.
     #[arg(long, value_enum, default_value_t = Selection::All, help_heading = "Data")]
     pub select: Selection,
-    /// How a prediction that several trajectories share counts.
+    /// How often a prediction that several trajectories share counts.
     #[arg(long, value_enum, default_value_t = ObjectiveArg::PerPath, help_heading = "Objective")]
     pub objective: ObjectiveArg,
     /// How the losses of a step are averaged: sum, sep-avg, trajectory-mean, token-mean,
@@ -38,8 +38,6 @@ pub struct Args {
 pub enum ObjectiveArg {
     /// Once for every trajectory through it.
     PerPath,
-    /// The same: predictions are merged where that changes nothing, which for this loss is always.
-    PerOccurrence,
     /// Once, however many trajectories share it.
     Unique,
 }
@@ -48,7 +46,6 @@ impl From<ObjectiveArg> for Objective {
     fn from(objective: ObjectiveArg) -> Self {
         match objective {
             ObjectiveArg::PerPath => Self::PerPath,
-            ObjectiveArg::PerOccurrence => Self::PerOccurrence,
             ObjectiveArg::Unique => Self::Unique,
         }
     }

@@ -1,4 +1,4 @@
-//! Fine-tunes a Qwen3-family model on trees of trajectories.
+//! Fine-tunes a language model on trees of trajectories.
 //!
 //! The recipe is [`run`], from top to bottom; its parts are in `burn_tree_trainer`.
 

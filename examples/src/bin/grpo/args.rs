@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde_json::json;
 use tree_pack::Aggregation;
 
-/// Trains a Qwen3-family model on rollouts with rewards (GRPO, PPO's clipped surrogate, GSPO),
+/// Trains a language model on rollouts with rewards (GRPO, PPO's clipped surrogate, GSPO),
 /// computing every token that rollouts of a task share once.
 ///
 /// Without --data a demonstration runs on the bundled recordings: a small model with random
@@ -30,8 +30,8 @@ pub struct Args {
     #[command(flatten)]
     pub run: RunArgs,
 
-    /// Tasks of one batch of rollouts: old log-probabilities are those at its beginning [default: as
-    /// many as a step].
+    /// Tasks of one batch of rollouts: old log-probabilities are those at its beginning [default:
+    /// as many as a step].
     #[arg(long, value_name = "TASKS", help_heading = "Rollouts")]
     pub tasks_per_batch: Option<NonZeroUsize>,
     /// Passes over each batch, in steps of --tasks-per-step tasks.

@@ -1,4 +1,4 @@
-//! Trains a Qwen3-family model on trees of rollouts with rewards.
+//! Trains a language model on trees of rollouts with rewards.
 //!
 //! The recipe is [`run`], from top to bottom; its parts are in `burn_tree_trainer`.
 
@@ -85,7 +85,8 @@ fn run(mut args: Args) -> Result<()> {
     };
     columns.keep(rollouts);
 
-    // Optimizer steps: batches of whole tasks, several passes over each. The flat plan has the same.
+    // Optimizer steps: batches of whole tasks, several passes over each. The flat plan has the
+    // same.
     let packs = PackOptions {
         aggregation: args.aggregation(),
         loss: loss.loss_form(),
