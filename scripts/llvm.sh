@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Puts LLVM 23 where CubeCL's CUDA, ROCm and CPU runtimes look for it, from the PyPI package mlc-llvm-static
-# (all targets, about 400 MB unpacked). Needed only for the features cuda, rocm and cpu, and only where
-# CubeCL's build script cannot download its own bundle. Idempotent.
+# Puts LLVM 23 where CubeCL's CUDA, ROCm and CPU runtimes look for it, from the PyPI package
+# mlc-llvm-static (all targets, about 400 MB unpacked). Needed only for the features cuda, rocm and
+# cpu, and only where CubeCL's build script cannot download its own bundle. Idempotent.
 #
 # usage: scripts/llvm.sh [bundle version that the tracel-llvm crate in Cargo.lock asks for]
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs Mesa's software Vulkan device (lavapipe) on Debian or Ubuntu, so that the feature wgpu runs without a GPU.
-# Idempotent. Prints the variables to set:
+# Installs Mesa's software Vulkan device (lavapipe) on Debian or Ubuntu, so that the feature wgpu
+# runs without a GPU. Idempotent. Prints the variables to set:
 #
 #   export $(scripts/software-vulkan.sh)
 set -euo pipefail

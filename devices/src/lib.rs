@@ -1,6 +1,7 @@
 //! Devices by name, for the programs and the tests. Which names exist depends on the backends that
 //! were built in, each by its feature. [`Events`] tell tests what ran there.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // Burn keeps the NdArray and LibTorch constructors until 0.23.
 #![cfg_attr(any(feature = "tch", feature = "ndarray"), allow(deprecated))]
 

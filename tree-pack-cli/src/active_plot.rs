@@ -1,5 +1,6 @@
 //! Active trajectories over length: what separate sequences and trees compute at each position.
 
+use std::fs::File;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -28,10 +29,7 @@ pub fn draw(path: &Path, title: &str, active: &ActiveOverLength, stats: &TreeSta
     register_font(FONT, FontStyle::Normal, font).map_err(|_| anyhow!("the font is not valid"))?;
     let file = NewFile::create(path)?;
     let drawn = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("png") => {
-            let area = BitMapBackend::new(file.unfinished_path(), SIZE).into_drawing_area();
-            chart(&area, title, active, stats).map_err(|error| anyhow!("{error}"))
-        }
+        Some("png") => draw_png(file.unfinished_path(), title, active, stats),
         Some("svg") => {
             let area = SVGBackend::new(file.unfinished_path(), SIZE).into_drawing_area();
             chart(&area, title, active, stats).map_err(|error| anyhow!("{error}"))
@@ -40,6 +38,20 @@ pub fn draw(path: &Path, title: &str, active: &ActiveOverLength, stats: &TreeSta
     };
     drawn.with_context(|| format!("{}: cannot be drawn", path.display()))?;
     file.finish()
+}
+
+fn draw_png(path: &Path, title: &str, active: &ActiveOverLength, stats: &TreeStats) -> Result<()> {
+    let (width, height) = SIZE;
+    let mut pixels = vec![0; 3 * width as usize * height as usize];
+    {
+        let area = BitMapBackend::with_buffer(&mut pixels, SIZE).into_drawing_area();
+        chart(&area, title, active, stats).map_err(|error| anyhow!("{error}"))?;
+    }
+    let mut encoder = png::Encoder::new(File::create(path)?, width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    let mut writer = encoder.write_header()?;
+    writer.write_image_data(&pixels)?;
+    Ok(writer.finish()?)
 }
 
 fn chart<B: DrawingBackend>(

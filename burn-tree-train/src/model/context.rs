@@ -98,6 +98,7 @@ impl BlockContext {
     /// Blocks then take a [`BlockPast`] with as many keys and states. [`step_gradients`] does all of
     /// this.
     ///
+    /// [`BlockPast`]: crate::BlockPast
     /// [`step_gradients`]: crate::step_gradients
     ///
     /// # Errors

@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Runs a group of tests on another backend than the default.
+
+`cargo test --release` runs all tests on Flex. On other backends CI runs these groups. Each names
+its test programs and how many tests must pass in each at the least, and, where only some tests of
+a program are run, their modules or names: a test that is renamed, moved or lost fails its group.
+
+usage: scripts/test-groups.py GROUP [options of cargo test]
+
+    scripts/test-groups.py libtorch
+    BURN_DEVICE=cuda scripts/test-groups.py kernels --features cuda
+
+Options replace the features of the group, and BURN_DEVICE its device. `--list` prints the groups.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+# One selection of packages, so that what Cargo builds for one run serves the next.
+PACKAGES = [
+    "burn-tree-kit",
+    "burn-tree-attn",
+    "burn-tree-ssm",
+    "burn-tree-nn",
+    "tree-training-tests",
+    "tree-training-examples",
+]
+
+
+@dataclass
+class Run:
+    """Test programs by name, each with the least number of tests that must pass."""
+
+    programs: dict[str, int]
+    # Whether the programs are the unit tests of libraries.
+    libraries: bool = False
+    # Modules and names. Without any, all tests of the programs are run.
+    only: list[str] = field(default_factory=list)
+
+    def arguments(self) -> list[str]:
+        if self.libraries:
+            return ["--lib"]
+        return [argument for name in self.programs for argument in ("--test", name)]
+
+
+@dataclass
+class Group:
+    """Runs on one device."""
+
+    device: str
+    features: str
+    packages: list[str]
+    runs: list[Run]
+
+
+GROUPS = {
+    # The generic implementations, on a backend of its own.
+    "libtorch": Group(
+        device="libtorch",
+        features="tch,learner,dataset",
+        packages=PACKAGES,
+        runs=[
+            Run(
+                {
+                    "attention": 14,
+                    "events": 1,
+                    "implementations": 11,
+                    "mask": 9,
+                    "rope": 9,
+                    "recurrent_operations": 50,
+                    "layer_parts_implementation": 1,
+                    "equivalence": 22,
+                    "fixtures": 101,
+                    "objectives": 21,
+                    "partitions": 35,
+                    "regressions": 60,
+                }
+            ),
+        ],
+    ),
+    # Burn's data loader and learner, which the default features leave out.
+    "loader": Group(
+        device="flex",
+        features="tch,learner,dataset",
+        packages=PACKAGES,
+        runs=[
+            Run({"tree_batch": 2}, only=["data_loader::"]),
+            Run({"programs": 1}, only=["the_learner_trains"]),
+        ],
+    ),
+    # The CubeCL kernels, and steps with Fusion.
+    "kernels": Group(
+        device="wgpu",
+        features="wgpu,cuda",
+        packages=PACKAGES,
+        runs=[
+            # The launches, the host's side of kernels, and their translation to CUDA.
+            Run(
+                {
+                    "burn_tree_kit": 12,
+                    "burn_tree_attn": 16,
+                    "burn_tree_ssm": 5,
+                    "burn_tree_nn": 5,
+                },
+                libraries=True,
+            ),
+            Run(
+                {
+                    "attention": 14,
+                    "events": 1,
+                    "mask": 9,
+                    "rope": 9,
+                    "delta_rule_kernels": 17,
+                    "layer_parts_implementation": 1,
+                    "below_fusion": 3,
+                    "implementation": 1,
+                    "operations": 55,
+                }
+            ),
+            # What takes every implementation through all shapes takes hours on a CPU.
+            Run(
+                {"recurrent_operations": 30},
+                only=[
+                    "layer_parts::",
+                    "gated_delta_rule::pitfalls::",
+                    "gated_delta_rule::states::",
+                ],
+            ),
+            Run(
+                {"implementations": 4},
+                only=[
+                    "a_call_that_cannot_be_laid_out_is_refused",
+                    "a_failure_of_the_device_is_an_error_of_what_depends_on_it",
+                    "an_implementation_that_cannot_run_is_refused",
+                    "other_shapes_compile_no_other_kernels",
+                ],
+            ),
+            # What a device could not compute, and forward passes without gradients.
+            Run(
+                {"partitions": 2},
+                only=["failures::", "repeated::log_probs_without_gradients_are_those_of_the_step"],
+            ),
+        ],
+    ),
+}
+
+PROGRAM = re.compile(r"^\s*Running .*\(.*/([^/]+)-[0-9a-f]{16}(?:\.exe)?\)$")
+PASSED = re.compile(r"^test (.*) \.\.\. ok$")
+RESULT = re.compile(r"^test result: .*?(\d+) passed")
+
+
+def run(group: Group, selection: Run, options: list[str]) -> list[str]:
+    """What is wrong with a run of these tests."""
+    command = ["cargo", "test", "--release"]
+    command += [argument for name in group.packages for argument in ("-p", name)]
+    command += options + selection.arguments()
+    # Names of passed tests are looked for, however the harness is set up.
+    command += ["--", "--format=pretty", *selection.only]
+    print("+", " ".join(command), flush=True)
+    environment = os.environ | {"BURN_DEVICE": os.environ.get("BURN_DEVICE", group.device)}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    counts, found, program = Counter(), Counter(), ""
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        if match := PROGRAM.match(line):
+            program = match[1]
+        elif match := RESULT.match(line):
+            counts[program] += int(match[1])
+        elif match := PASSED.match(line):
+            found.update(name for name in selection.only if name in match[1])
+    faults = [f"exit status {process.returncode}"] if process.wait() else []
+    faults += [
+        f"{program}: {counts[program]} tests passed, expected {least} at the least"
+        for program, least in selection.programs.items()
+        if counts[program] < least
+    ]
+    return faults + [f"{name}: no such test" for name in selection.only if not found[name]]
+
+
+def main() -> int:
+    names = sys.argv[1:2]
+    if names == ["--list"]:
+        for name, group in GROUPS.items():
+            programs = " ".join(program for run in group.runs for program in run.programs)
+            print(f"{name} (BURN_DEVICE={group.device} --features {group.features}): {programs}")
+        return 0
+    if not names or names[0] not in GROUPS:
+        print(__doc__, file=sys.stderr)
+        return 2
+    group = GROUPS[names[0]]
+    options = sys.argv[2:] or ["--features", group.features]
+    for selection in group.runs:
+        if faults := run(group, selection, options):
+            print(f"{names[0]}:", *faults, sep="\n  ", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
