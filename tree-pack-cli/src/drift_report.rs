@@ -11,7 +11,7 @@ use crate::stats::new_table;
 
 /// Options of the drift report.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct DriftArgs {
     /// Report where trajectories of a task part.
     #[arg(long)]
     drift: bool,
@@ -74,7 +74,7 @@ struct RetokenizedRecord {
     equal_tokens_after: usize,
 }
 
-impl Args {
+impl DriftArgs {
     /// The report, if it is asked for.
     pub fn report(
         &self,

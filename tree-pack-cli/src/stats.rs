@@ -36,7 +36,7 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     budget: Vec<usize>,
     #[command(flatten)]
-    drift: drift_report::Args,
+    drift: drift_report::DriftArgs,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -269,6 +269,8 @@ fn star(
             _ => token((number + 1) << 20 | index),
         });
         let tokens: Vec<u32> = (0..prompt).map(token).chain(own).collect();
+        // A step in which nothing is trained is refused.
+        let every = every.min(tokens.len());
         let mask = (0..tokens.len()).map(|index| index % every == every - 1);
         let mask = mask.collect();
         Trajectory::new(tree.to_string(), number.to_string(), tokens, mask)
