@@ -68,7 +68,7 @@ GROUPS = {
                 {
                     "attention": 14,
                     "events": 1,
-                    "implementations": 11,
+                    "implementations": 10,
                     "mask": 9,
                     "rope": 9,
                     "recurrent_operations": 50,
@@ -114,7 +114,7 @@ GROUPS = {
                     "events": 1,
                     "mask": 9,
                     "rope": 9,
-                    "delta_rule_kernels": 17,
+                    "delta_rule_kernels": 15,
                     "layer_parts_implementation": 1,
                     "below_fusion": 3,
                     "implementation": 1,

@@ -307,7 +307,7 @@ fn a_bushy_tree_is_measured_by_its_tokens() {
     assert_eq!(
         error.to_string(),
         "task \"bushy\": its tree 0 has 250 tokens (20 trajectories, longest path 60), over the \
-         budget of 249 tokens a pack"
+         budget of 249 tokens a pack: raise the budget, or let PackOptions::partitioning cut it"
     );
     let flat = flat_forests(&trajectories).unwrap();
     assert!(pack_step(&trajectories, &flat, &PackOptions::new(60)).is_ok());

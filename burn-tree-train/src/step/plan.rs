@@ -295,8 +295,7 @@ mod tests {
         let error = StepPlan::new(&packs).err().unwrap().to_string();
         assert_eq!(
             error,
-            "pack 0 has 3 rows and a padded length of 2, expected at least one row and no fewer \
-             than those"
+            "pack 0: padded_len: got 2, expected at least 3, its tokens"
         );
     }
 }

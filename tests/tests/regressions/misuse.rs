@@ -366,7 +366,7 @@ fn blocks_that_ignore_their_past_are_named() {
     let model = SmallGpt::with_mistake(VOCABULARY, Mistake::IgnoresPast, &device);
     let text = refused(&model, &parts(), &device).to_string();
     assert!(
-        text.starts_with("block 1 of the model, in pack 1: tree_attention: key has row count"),
+        text.starts_with("block 1 of the model, in pack 1: tree_attention: key has shape"),
         "{text}"
     );
     assert!(text.contains("tree_attention_with_past"), "{text}");

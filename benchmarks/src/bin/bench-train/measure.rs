@@ -223,7 +223,9 @@ fn largest_index_memory<M: Module + TreeModel>(
 }
 
 fn largest_pack(step: &PackedStep) -> &Pack {
-    let largest = step.packs.iter().max_by_key(|pack| pack.layout.len());
+    // Of those that continue no other: a mask and a recurrence of their own.
+    let whole = step.packs.iter().filter(|pack| pack.gateway.is_none());
+    let largest = whole.max_by_key(|pack| pack.layout.len());
     largest.expect("a step has packs")
 }
 

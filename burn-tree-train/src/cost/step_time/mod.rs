@@ -98,7 +98,8 @@ impl StepWork {
         let blocks = visibility.visited_blocks(BLOCK, BLOCK, None);
         let (recurrent_rows, recurrent_chain) = match recurrent {
             true => {
-                let recurrence = TreeRecurrence::from_layouts(layout, rows);
+                let recurrence = TreeRecurrence::try_continuing(layout, rows, &root_states(pack))
+                    .unwrap_or_else(|error| panic!("{error}"));
                 (recurrence.tiled_rows(TILE_ROWS), recurrence.longest_chain())
             }
             false => (0, 0),
@@ -268,6 +269,16 @@ impl StepTime {
     pub fn seconds_of_one(&self) -> [f64; KINDS] {
         self.seconds
     }
+}
+
+/// A state of its own for each root that continues rows of an earlier pack.
+fn root_states(pack: &Pack) -> Vec<Option<u32>> {
+    let rows = pack.layout.parents.iter().zip(&pack.layout.position_ids);
+    let depths = rows.filter_map(|(&parent, &depth)| (parent < 0).then_some(depth));
+    (0..)
+        .zip(depths)
+        .map(|(root, depth)| (depth > 0).then_some(root))
+        .collect()
 }
 
 #[cfg(test)]
