@@ -158,7 +158,12 @@ fn assert_adapter_reproduces_the_merged_weights(name: &str, targets: [&str; 2], 
             adapted += 1;
         }
         for (found, expected) in floats(merged.to_data(FloatDType::F64)).iter().zip(expected) {
-            assert!((found - expected).abs() < 1e-6, "{module}");
+            // Products of random factors, summed in f32 in another order.
+            let bar = 1e-5 * (1.0 + expected.abs());
+            assert!(
+                (found - expected).abs() < bar,
+                "{module}: {found} {expected}"
+            );
         }
     }
     assert_eq!(adapted, count);
