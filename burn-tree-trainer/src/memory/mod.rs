@@ -42,7 +42,7 @@ pub struct RunSize {
     pub compute_bytes: u64,
     /// Models trained side by side.
     pub models: u64,
-    /// Whether blocks are computed again for their backward pass.
+    /// Whether blocks are recomputed in the backward pass (activation checkpointing).
     pub recompute: bool,
     /// Whether what waits is in host memory.
     pub offload: bool,
