@@ -26,7 +26,7 @@ impl Heads {
         4.0 * self.dim as f64 * self.query as f64 * visible_pairs as f64
     }
 
-    /// FLOPs of the backward pass: five products instead of two, of which one is computed again.
+    /// FLOPs of the backward pass: five products instead of two, of which one is recomputed.
     pub fn backward_flops(&self, visible_pairs: u64) -> f64 {
         2.5 * self.forward_flops(visible_pairs)
     }

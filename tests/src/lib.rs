@@ -76,7 +76,7 @@ pub mod own_model {
         (trajectories.to_vec(), device, model)
     }
 
-    /// Checks that parts of a tree, with their blocks computed again, have the loss of the whole tree,
+    /// Checks that parts of a tree, with their blocks recomputed, have the loss of the whole tree,
     /// and all parameters gradients.
     pub fn check(model: &(impl Module + TreeModel), device: &Device) {
         let trajectories = [[1, 2, 3, 4, 5], [1, 2, 3, 6, 7], [1, 2, 8, 9, 10]]

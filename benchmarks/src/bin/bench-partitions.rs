@@ -22,7 +22,7 @@ use tree_pack::{
 use tree_training_benchmarks::trees::TreeShape;
 
 /// Times gradients of one tree, whole and in parts, with a model of random weights; each with its
-/// graphs kept, with blocks computed again, and with tensors that wait on the host.
+/// graphs kept, with blocks recomputed, and with tensors that wait on the host.
 ///
 /// The ways take turns, so that a machine whose rate varies is the same for all; on Linux the time
 /// that the cores spent on the program is there, too, which says more if others run. Memory is the largest

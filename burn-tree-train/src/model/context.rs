@@ -190,7 +190,7 @@ impl BlockContext {
         }
     }
 
-    /// The same context for block `block` to be computed again with the experts `[B * N, K]` that it
+    /// The same context for block `block` to be recomputed with the experts `[B * N, K]` that it
     /// chose before.
     pub fn with_routing(self, block: usize, experts: Tensor<2, Int>) -> Self {
         Self {
@@ -199,7 +199,7 @@ impl BlockContext {
         }
     }
 
-    /// The experts `[B * N, K]` that block `block` has to take, if it is computed again: rounding
+    /// The experts `[B * N, K]` that block `block` has to take, if it is recomputed: rounding
     /// could make it choose others. A block that chooses must ask.
     pub fn routing(&self, block: usize) -> Option<Tensor<2, Int>> {
         let (of, experts) = self.routing.as_ref()?;

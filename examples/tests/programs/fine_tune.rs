@@ -69,7 +69,7 @@ fn comparing_shows_the_same_losses_for_fewer_tokens() {
     }
 }
 
-/// Trees that are divided into parts, whose blocks are computed again and whose tensors wait on the
+/// Trees that are divided into parts, whose blocks are recomputed and whose tensors wait on the
 /// host, have the losses of whole trees.
 #[test]
 fn partitioned_trees_have_the_losses_of_whole_ones() {

@@ -110,7 +110,7 @@ fn blocks_continue_what_the_rows_before_left() {
     }
 }
 
-/// A block that is computed again must not choose again.
+/// A block that is recomputed must not choose again.
 #[test]
 fn experts_that_were_chosen_are_taken_again() {
     let device = autodiff_device();

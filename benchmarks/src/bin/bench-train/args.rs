@@ -95,7 +95,7 @@ pub enum Parts {
     Shared,
     /// Every node is a part.
     PerNode,
-    /// Smaller trees, each with all of its ancestors: the shared prefixes are computed again.
+    /// Smaller trees, each with all of its ancestors: the shared prefixes are recomputed.
     RepeatedPrefixes,
 }
 

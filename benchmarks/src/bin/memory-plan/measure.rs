@@ -47,7 +47,7 @@ pub fn print(options: &Options) -> Result<()> {
     let mut lines = Vec::new();
     for recompute in [false, true] {
         for (name, shape, parts, rows) in steps {
-            let blocks = if recompute { "computed again" } else { "kept" };
+            let blocks = if recompute { "recomputed" } else { "kept" };
             let outcome = in_a_process(options, shape, parts, rows, recompute);
             let mut line = vec![
                 name.to_owned(),

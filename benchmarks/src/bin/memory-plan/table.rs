@@ -59,8 +59,8 @@ pub fn print(options: &Options) -> Result<()> {
                 };
                 let blocks = match (recompute, offload) {
                     (false, _) => "kept",
-                    (true, false) => "computed again",
-                    (true, true) => "computed again, inputs on the host",
+                    (true, false) => "recomputed",
+                    (true, true) => "recomputed, inputs on the host",
                 };
                 let mut row = vec![name.clone(), trained, blocks.to_owned()];
                 row.extend(options.memory.iter().map(|&gigabytes| {

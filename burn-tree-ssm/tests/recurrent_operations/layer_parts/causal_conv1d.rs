@@ -310,7 +310,7 @@ fn a_loss_may_depend_on_one_output_only() {
     }
 }
 
-/// With Burn's checkpointing, nodes may be computed again.
+/// With Burn's checkpointing, nodes may be recomputed.
 #[test]
 fn gradients_under_checkpointing() {
     let inputs = Inputs::random(&large(), 8, 4, true, 29).rounded(DType::F32, DType::F32);
