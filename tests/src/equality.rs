@@ -81,15 +81,16 @@ pub fn step_setups() -> impl Strategy<Value = StepSetup> {
 
 /// Bars of log-probabilities and of gradients (relative L2 norm of the worst tensor).
 ///
-/// In f32 the project's bars of models that have attention layers, as all of these do. (Recurrent
-/// layers alone are held to 2e-5, see `gated_delta_rule`.) On CUDA, Burn's f32 products round their
+/// In f32 gradients have the bar of models with attention layers, as all of these are, and
+/// log-probabilities that of recurrent layers alone (see `gated_delta_rule`): along paths of 128
+/// tokens hybrid models differ by 1.2e-5 on LibTorch. On CUDA, Burn's f32 products round their
 /// factors to the 10 bits of TF32. In f64 the sums of this size have rounding errors of 1e-14.
 pub fn bars(dtype: DType) -> (f64, Tolerance) {
     let (log_prob, relative, floor) = match dtype {
         DType::F64 => (1e-10, 1e-10, 1e-3),
         _ if device_name().starts_with("cuda") => (2e-3, 1e-2, 1e-2),
         // Of the whole gradient, 1e-6: sums in another order differ by some roundings of 1e-7.
-        _ => (1e-5, 1e-4, 1e-2),
+        _ => (2e-5, 1e-4, 1e-2),
     };
     (
         log_prob,

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use burn::backend::tensor::{Device, IntTensor};
-use burn::backend::{Backend, TensorMetadata};
+use burn::backend::{Backend, TensorMetadata, get_device_settings};
 use burn::tensor::TensorData;
 use tree_pack::IndexMemory;
 
@@ -35,10 +35,13 @@ impl<B: Backend> MaskTensors<B> {
 
     fn upload(visibility: &Visibility, device: &Device<B>) -> Self {
         let batch_size = visibility.batch_size();
+        // LibTorch computes with i64 alone.
+        let dtype = get_device_settings::<B>(device).int_dtype;
         let tensor = |values: &[u32]| {
             let shape = [batch_size, values.len() / batch_size];
             let values: Vec<i32> = values.iter().map(|&value| value as i32).collect();
-            B::int_from_data(TensorData::new(values, shape), device)
+            let data = TensorData::new(values, shape).convert_dtype(dtype.into());
+            B::int_from_data(data, device)
         };
         Self {
             key_start: tensor(visibility.key_start()),
