@@ -20,11 +20,14 @@ pub mod gated_rms_norm;
 pub mod gather_rows;
 pub mod grouped_linear;
 pub mod l2_norm;
+pub mod linear;
 pub mod lm_head;
 #[cfg(feature = "flex")]
 mod native;
 mod norm;
 mod ops;
+#[cfg(feature = "cubecl-backend")]
+mod product;
 pub mod rms_norm;
 pub mod swiglu;
 
@@ -34,6 +37,7 @@ pub use gated_rms_norm::{gated_rms_norm, try_gated_rms_norm};
 pub use gather_rows::{GatherError, GatherPlan, gather_rows, try_gather_rows};
 pub use grouped_linear::{grouped_linear, try_grouped_linear};
 pub use l2_norm::{l2_norm, try_l2_norm};
+pub use linear::{linear, linears, try_linear, try_linears};
 pub use lm_head::{
     EntropyOutput, LmHeadError, LmHeadOptions, TokenLogProbs, token_log_probs, try_token_log_probs,
 };

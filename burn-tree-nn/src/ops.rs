@@ -5,11 +5,12 @@ use std::sync::Arc;
 use burn::backend::{Backend, backend_extension, tensor::FloatTensor};
 
 use crate::gather_rows::{self, GatherPlan};
+use crate::linear::InputGradientTerm;
 use crate::lm_head::{
     self, EntropyOutput, HeadGradients, LmHeadInputs, LmHeadOutputGradients, LmHeadPlan,
 };
 use crate::rms_norm::{self, NormScale};
-use crate::{decay_gate, gated_rms_norm, grouped_linear, l2_norm, swiglu};
+use crate::{decay_gate, gated_rms_norm, grouped_linear, l2_norm, linear, swiglu};
 
 /// The operations of this crate, as backends implement them. The default bodies are built from
 /// Burn's primitives. `Autodiff` has hand-written gradients that call the `_backward` methods of
@@ -60,6 +61,73 @@ pub trait TreeNnOps: Backend {
     #[fusion(meta = meta::gather_rows_backward)]
     fn gather_rows_backward(grad: FloatTensor<Self>, plan: Arc<GatherPlan>) -> FloatTensor<Self> {
         gather_rows::generic::backward::<Self>(grad, &plan)
+    }
+
+    /// `x [R, K]`, `weight [K, N]` -> `x weight [R, N]`, all of one dtype.
+    #[fusion(meta = meta::linear)]
+    fn linear_output(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        linear::generic::linear::<Self>(x, weight)
+    }
+
+    /// The products of `x [R, K]` and two weights `[K, N]`.
+    #[fusion(meta = |x, first, second| (meta::linear(x, first), meta::linear(x, second)))]
+    fn linear_pair(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        (
+            Self::linear_output(x.clone(), first),
+            Self::linear_output(x, second),
+        )
+    }
+
+    /// The products of `x [R, K]` and three weights `[K, N]`.
+    #[fusion(meta = |x, first, second, third| (
+        meta::linear(x, first),
+        meta::linear(x, second),
+        meta::linear(x, third),
+    ))]
+    fn linear_triple(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        third: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let (first, second) = Self::linear_pair(x.clone(), first, second);
+        (first, second, Self::linear_output(x, third))
+    }
+
+    /// Gradient of the input `[R, K]` of a product.
+    #[fusion(meta = meta::linear_grad_input)]
+    fn linear_grad_input(#[extension_type] term: InputGradientTerm<Self>) -> FloatTensor<Self> {
+        linear::generic::grad_input::<Self>(vec![term])
+    }
+
+    /// Gradient of the input `[R, K]` of two products: the sum of both terms.
+    #[fusion(meta = |first, _| meta::linear_grad_input(first))]
+    fn linear_pair_grad_input(
+        #[extension_type] first: InputGradientTerm<Self>,
+        #[extension_type] second: InputGradientTerm<Self>,
+    ) -> FloatTensor<Self> {
+        linear::generic::grad_input::<Self>(vec![first, second])
+    }
+
+    /// Gradient of the input `[R, K]` of three products: the sum of all terms.
+    #[fusion(meta = |first, _, _| meta::linear_grad_input(first))]
+    fn linear_triple_grad_input(
+        #[extension_type] first: InputGradientTerm<Self>,
+        #[extension_type] second: InputGradientTerm<Self>,
+        #[extension_type] third: InputGradientTerm<Self>,
+    ) -> FloatTensor<Self> {
+        linear::generic::grad_input::<Self>(vec![first, second, third])
+    }
+
+    /// Gradient of the weight, `[K, N]`, for `x [R, K]` and the gradient `grad [R, N]` of the
+    /// product.
+    #[fusion(meta = meta::linear_grad_weight)]
+    fn linear_grad_weight(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
+        linear::generic::grad_weight::<Self>(x, grad)
     }
 
     /// One matrix product per group of rows: `x [R, I]`, `weight [E, I, O]` -> `[R, O]`, all of one
@@ -199,6 +267,7 @@ mod meta {
     use burn_tree_kit::dtype::at_least_f32;
 
     use crate::gather_rows::GatherPlan;
+    use crate::linear::InputGradientTermMetadata;
     use crate::lm_head::{
         EntropyOutput, HeadGradients, LmHeadInputsMetadata, LmHeadOutputGradientsMetadata,
         LmHeadPlan,
@@ -241,6 +310,19 @@ mod meta {
     pub(super) fn gather_rows_backward(grad: &TensorSpec, plan: &Arc<GatherPlan>) -> TensorSpec {
         let shape = Shape::new([plan.rows(), grad.shape[1]]);
         TensorSpec::new(shape, grad.dtype)
+    }
+
+    pub(super) fn linear(x: &TensorSpec, weight: &TensorSpec) -> TensorSpec {
+        TensorSpec::new(Shape::new([x.shape[0], weight.shape[1]]), x.dtype)
+    }
+
+    pub(super) fn linear_grad_input(term: &InputGradientTermMetadata) -> TensorSpec {
+        let shape = Shape::new([term.grad.shape[0], term.weight.shape[0]]);
+        TensorSpec::new(shape, term.grad.dtype)
+    }
+
+    pub(super) fn linear_grad_weight(x: &TensorSpec, grad: &TensorSpec) -> TensorSpec {
+        TensorSpec::new(Shape::new([x.shape[1], grad.shape[1]]), x.dtype)
     }
 
     pub(super) fn grouped_linear(

@@ -9,9 +9,9 @@ use burn_tree_attn::{
 };
 use burn_tree_train::{BlockContext, BlockError, BlockPast};
 
-use super::linear;
 use super::norm::RmsNorm;
 use super::source::ParameterSource;
+use super::{linear, project, project_all};
 use crate::config::{AttentionBias, LayerType, ModelConfig};
 
 /// Projections, perhaps with biases; perhaps query and key norms per head; rotary embedding of the
@@ -119,7 +119,8 @@ impl Attention {
         };
         let rotate = |x: Tensor<4>| try_rope(x.swap_dims(1, 2), context.position_ids(), &self.rope);
 
-        let query = self.q_proj.forward(x.clone());
+        let projections = [&self.q_proj, &self.k_proj, &self.v_proj];
+        let [query, key, value] = project_all(projections, x);
         let (query, gate) = match self.output_gate {
             false => (heads(query, self.head_dim), None),
             true => {
@@ -129,9 +130,9 @@ impl Attention {
             }
         };
         let query = normed(&self.q_norm, query);
-        let key = heads(self.k_proj.forward(x.clone()), self.head_dim);
+        let key = heads(key, self.head_dim);
         let key = normed(&self.k_norm, key);
-        let value = heads(self.v_proj.forward(x), self.head_dim).swap_dims(1, 2);
+        let value = heads(value, self.head_dim).swap_dims(1, 2);
         let (query, key) = (rotate(query)?, rotate(key)?);
         let options = TreeAttentionOptions {
             sliding_window: self.sliding_window,
@@ -158,7 +159,7 @@ impl Attention {
         let [_, _, heads, head_dim] = attended.dims();
         let attended = attended.reshape([batch, rows, heads * head_dim]);
         Ok(AttentionOutput {
-            hidden: self.o_proj.forward(attended),
+            hidden: project(&self.o_proj, attended),
             key,
             value,
         })

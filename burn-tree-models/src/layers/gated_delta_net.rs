@@ -10,8 +10,8 @@ use burn_tree_ssm::{
 };
 use burn_tree_train::{BlockContext, BlockError, BlockPast};
 
-use super::linear;
 use super::source::{Initial, ParameterSource};
+use super::{linear, project, project_all};
 use crate::config::{LinearAttentionConfig, ModelConfig, ProjectionLayout};
 
 /// Added to the sum of squares of queries and keys.
@@ -225,9 +225,7 @@ impl GatedDeltaNet {
         )?;
         let normed = gated_rms_norm(mixed.output, z, self.norm.weight.val(), self.norm.epsilon);
         Ok(GatedDeltaNetOutput {
-            hidden: self
-                .out_proj
-                .forward(normed.reshape([batch, rows, value_dim])),
+            hidden: project(&self.out_proj, normed.reshape([batch, rows, value_dim])),
             states: mixed.states,
             conv_tails: convolved.tails,
         })
@@ -236,23 +234,19 @@ impl GatedDeltaNet {
     fn project(&self, x: Tensor<3>) -> Projected {
         let [batch, rows, _] = x.dims();
         match &self.projections {
-            InputProjections::Split(projections) => Projected {
-                qkv: projections.in_proj_qkv.forward(x.clone()),
-                z: projections.in_proj_z.forward(x.clone()).reshape([
-                    batch,
-                    rows,
-                    self.value_heads,
-                    self.value_head_dim,
-                ]),
-                b: projections.in_proj_b.forward(x.clone()),
-                a: projections.in_proj_a.forward(x),
-            },
+            InputProjections::Split(projections) => {
+                let layers = [&projections.in_proj_qkv, &projections.in_proj_z];
+                let [qkv, z] = project_all(layers, x.clone());
+                let [b, a] = project_all([&projections.in_proj_b, &projections.in_proj_a], x);
+                let z = z.reshape([batch, rows, self.value_heads, self.value_head_dim]);
+                Projected { qkv, z, b, a }
+            }
             InputProjections::Grouped(projections) => {
-                let grouped = |projection: &Linear| {
-                    let y = projection.forward(x.clone());
+                let layers = [&projections.in_proj_qkvz, &projections.in_proj_ba];
+                let [qkvz, ba] = project_all(layers, x).map(|y| {
                     let width = y.dims()[2] / self.key_heads;
                     y.reshape([batch, rows, self.key_heads, width])
-                };
+                });
                 // Columns `start..start + width` of every group, group after group.
                 let part = |grouped: &Tensor<4>, start: usize, width: usize| {
                     let part = grouped.clone().slice_dim(3, start..start + width);
@@ -260,8 +254,6 @@ impl GatedDeltaNet {
                 };
                 let share = self.value_heads / self.key_heads;
                 let (keys, values) = (self.key_head_dim, share * self.value_head_dim);
-                let qkvz = grouped(&projections.in_proj_qkvz);
-                let ba = grouped(&projections.in_proj_ba);
                 let qkv = vec![
                     part(&qkvz, 0, keys),
                     part(&qkvz, keys, keys),

@@ -5,8 +5,8 @@ use burn::nn::Linear;
 use burn::tensor::Tensor;
 use burn_tree_nn::swiglu;
 
-use super::linear;
 use super::source::ParameterSource;
+use super::{linear, project, project_all};
 
 /// `down(silu(gate x) * up x)`
 #[derive(Module, Debug)]
@@ -36,8 +36,7 @@ impl Mlp {
     }
 
     pub(super) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let gate = self.gate_proj.forward(x.clone());
-        self.down_proj
-            .forward(swiglu(gate, self.up_proj.forward(x)))
+        let [gate, up] = project_all([&self.gate_proj, &self.up_proj], x);
+        project(&self.down_proj, swiglu(gate, up))
     }
 }

@@ -9,6 +9,7 @@ mod gated_delta_net;
 mod mlp;
 mod moe;
 mod norm;
+mod projection;
 pub(crate) mod source;
 
 pub use attention::Attention;
@@ -21,4 +22,5 @@ pub use mlp::Mlp;
 pub use moe::{Experts, SharedExpert, SparseMoe};
 pub use norm::RmsNorm;
 
+use projection::{project, project_all};
 use source::linear;

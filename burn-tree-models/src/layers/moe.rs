@@ -9,9 +9,9 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_tree_nn::{GatherPlan, gather_rows, grouped_linear, swiglu};
 use burn_tree_train::{BlockError, RouterOutput};
 
-use super::linear;
 use super::mlp::Mlp;
 use super::source::ParameterSource;
+use super::{linear, project};
 use crate::config::{ExpertStorage, ModelConfig, MoeConfig};
 
 /// Every token goes through its `K` most probable experts, and of them only through these, and
@@ -51,7 +51,7 @@ pub struct SharedExpert {
 
 impl SharedExpert {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        self.mlp.forward(x.clone()) * sigmoid(self.gate.forward(x))
+        self.mlp.forward(x.clone()) * sigmoid(project(&self.gate, x))
     }
 }
 
@@ -102,7 +102,7 @@ impl SparseMoe {
         let shared = shared.map(|expert| expert.forward(x.clone()));
         let x = x.reshape([tokens, hidden]);
 
-        let logits = self.gate.forward(x.clone());
+        let logits = project(&self.gate, x.clone());
         let wide = match logits.dtype() {
             DType::F64 => DType::F64,
             _ => DType::F32,

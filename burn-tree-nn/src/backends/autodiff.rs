@@ -9,7 +9,7 @@ use crate::gather_rows::{self, GatherPlan};
 use crate::lm_head::{self, EntropyOutput, LmHeadInputs, LmHeadPlan};
 use crate::ops::TreeNnOps;
 use crate::rms_norm::{self, NormScale};
-use crate::{decay_gate, gated_rms_norm, grouped_linear, l2_norm, swiglu};
+use crate::{decay_gate, gated_rms_norm, grouped_linear, l2_norm, linear, swiglu};
 
 impl<B: TreeNnOps, C: CheckpointStrategy> TreeNnOps for Autodiff<B, C> {
     fn lm_head_log_probs(
@@ -35,6 +35,27 @@ impl<B: TreeNnOps, C: CheckpointStrategy> TreeNnOps for Autodiff<B, C> {
 
     fn swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
         swiglu::autodiff_forward::<B, C>(gate, up)
+    }
+
+    fn linear_output(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        linear::autodiff_linear::<B, C>(x, weight)
+    }
+
+    fn linear_pair(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        linear::linear_pair::<B, C>(x, [first, second])
+    }
+
+    fn linear_triple(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        third: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        linear::linear_triple::<B, C>(x, [first, second, third])
     }
 
     fn grouped_linear(

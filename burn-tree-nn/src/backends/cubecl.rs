@@ -10,12 +10,13 @@ use burn_tree_kit::cube::{has_kernels, probed};
 use burn_tree_kit::implementation::{Kernels, Unavailable, announce, announce_fallback};
 
 use crate::gather_rows::{self, GatherPlan};
+use crate::linear::InputGradientTerm;
 use crate::lm_head::{
     self, EntropyOutput, HeadGradients, LmHeadInputs, LmHeadOutputGradients, LmHeadPlan,
 };
 use crate::ops::TreeNnOps;
 use crate::rms_norm::{self, NormScale};
-use crate::{decay_gate, gated_rms_norm, l2_norm, swiglu};
+use crate::{decay_gate, gated_rms_norm, l2_norm, linear, swiglu};
 
 /// Refuses tensors of other dtypes than those of the kernels.
 fn check_dtypes(tensors: &[&CubeTensor]) -> Result<(), Unavailable> {
@@ -95,6 +96,33 @@ impl TreeNnOps for CubeBackend {
             gather_rows::kernel::backward(grad, &plan, dtype),
             gather_rows::generic::backward::<Self>(grad, &plan)
         )
+    }
+
+    fn linear_output(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
+        linear::kernel::linear(x, weight)
+    }
+
+    fn linear_grad_input(term: InputGradientTerm<Self>) -> FloatTensor<Self> {
+        linear::kernel::grad_input(vec![term])
+    }
+
+    fn linear_pair_grad_input(
+        first: InputGradientTerm<Self>,
+        second: InputGradientTerm<Self>,
+    ) -> FloatTensor<Self> {
+        linear::kernel::grad_input(vec![first, second])
+    }
+
+    fn linear_triple_grad_input(
+        first: InputGradientTerm<Self>,
+        second: InputGradientTerm<Self>,
+        third: InputGradientTerm<Self>,
+    ) -> FloatTensor<Self> {
+        linear::kernel::grad_input(vec![first, second, third])
+    }
+
+    fn linear_grad_weight(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
+        linear::kernel::grad_weight(x, grad)
     }
 
     fn rms_norm(

@@ -2,6 +2,7 @@
 
 mod errors;
 mod gates_and_norms;
+mod linear;
 mod lm_head;
 mod norm_and_activation;
 mod rows_and_groups;

@@ -11,7 +11,8 @@ use burn_tree_kit::cube::{RowGroups, address_type, cubes, elem, empty, row_sum};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::head::{Head, cube_per_row, logits_vector, product};
+use super::head::{Head, cube_per_row, logits_vector, product, slice_rows};
+use crate::product::Form;
 
 /// Most vectors of a row of logits that a unit turns into gradients.
 const VECTORS_PER_UNIT: u32 = 16;
@@ -170,11 +171,9 @@ impl OccurrenceGradients {
     pub(super) fn grad_logits(&self, head: &Head<'_>, tokens: Range<usize>) -> CubeTensor {
         let rows = head.plan.projected_rows();
         let client = head.weight.client.clone();
-        let logits = product(
-            head.states.clone(),
-            head.transposed(tokens.clone()),
-            DType::F32,
-        );
+        let rows_of_head = slice_rows(&head.weight, tokens.clone());
+        let states = head.states.clone();
+        let logits = product(Form::RightTransposed, states, rows_of_head, DType::F32);
         let dtype = head.weight.dtype;
         let in_place = dtype == DType::F32;
         let output = match in_place {

@@ -13,6 +13,7 @@ use burn_tree_kit::cube::{
 use crate::gather_rows;
 use crate::lm_head::plan::LmHeadPlan;
 use crate::lm_head::tensors::LmHeadInputs;
+use crate::product::{Form, Product};
 
 /// Logits of a chunk if the caller does not choose: 512 MiB in f32.
 const CHUNK_LOGITS: usize = 1 << 27;
@@ -64,23 +65,32 @@ impl<'a> Head<'a> {
         let most = CHUNK_LOGITS.min(usize::try_from(largest).unwrap_or(usize::MAX));
         self.plan.chunk_rows().map_or(most, |rows| rows * vocab)
     }
-
-    /// `[hidden size, tokens]`
-    pub(super) fn transposed(&self, tokens: Range<usize>) -> CubeTensor {
-        CubeBackend::float_transpose(slice_rows(&self.weight, tokens))
-    }
 }
 
-/// Burn's product, with sums and result in `dtype` whatever the factors' dtype.
-pub(super) fn product(lhs: CubeTensor, rhs: CubeTensor, dtype: DType) -> CubeTensor {
-    probe(&lhs);
-    probe(&rhs);
-    let product = matmul(lhs, rhs, None, MatmulStrategy::default(), dtype)
-        .unwrap_or_else(|error| panic!("matrix product of the language-model head: {error:?}"));
+/// A matrix product, by the tensor-core kernel where it runs, else by Burn. Sums are in f32, the
+/// result in `dtype`: f32 or that of the factors.
+pub(super) fn product(form: Form, left: CubeTensor, right: CubeTensor, dtype: DType) -> CubeTensor {
+    let terms = vec![(left.clone(), right.clone())];
+    let product = match Product::new(form, terms, dtype) {
+        Ok(product) => product.launch(),
+        Err(_) => burn_product(form, left, right, dtype),
+    };
     // The largest tensor of a step. Later chunks write to the same result and clear the mark of a
     // chunk that failed.
     probe(&product);
     product
+}
+
+fn burn_product(form: Form, left: CubeTensor, right: CubeTensor, dtype: DType) -> CubeTensor {
+    probe(&left);
+    probe(&right);
+    let (left, right) = match form {
+        Form::Plain => (left, right),
+        Form::RightTransposed => (left, CubeBackend::float_transpose(right)),
+        Form::LeftTransposed => (CubeBackend::float_transpose(left), right),
+    };
+    matmul(left, right, None, MatmulStrategy::default(), dtype)
+        .unwrap_or_else(|error| panic!("matrix product of the language-model head: {error:?}"))
 }
 
 pub(super) fn slice_rows(tensor: &CubeTensor, rows: Range<usize>) -> CubeTensor {

@@ -22,6 +22,7 @@ use super::options::EntropyOutput;
 use super::plan::{HeadGradients, LmHeadPlan};
 use super::tensors::{LmHeadInputs, LmHeadOutputGradients};
 use crate::gather_rows;
+use crate::product::Form;
 
 /// Where the occurrences of each projected row start.
 pub(crate) type StartsCache = DeviceCache<DeviceList>;
@@ -69,7 +70,8 @@ pub(crate) fn forward(
     };
     for chunk in plan.chunks((head.chunk_logits() / vocab).max(1)) {
         let states = slice_rows(&head.states, chunk.slots.clone());
-        let logits = product(states, head.transposed(0..vocab), DType::F32);
+        let weight = head.weight.clone();
+        let logits = product(Form::RightTransposed, states, weight, DType::F32);
         statistics.compute(&head, &logits, chunk.slots);
     }
     let Statistics {
@@ -116,14 +118,14 @@ pub(crate) fn backward(
         let tokens = first..vocab.min(first + columns);
         let grad_logits = of.grad_logits(&head, tokens.clone());
         let rows = slice_rows(&head.weight, tokens.clone());
-        let part = product(grad_logits.clone(), rows, DType::F32);
+        let part = product(Form::Plain, grad_logits.clone(), rows, DType::F32);
         grad_states = Some(match grad_states {
             Some(sum) => CubeBackend::float_add(sum, part),
             None => part,
         });
         if gradients.head {
-            let grad_logits = CubeBackend::float_transpose(grad_logits);
-            let part = product(grad_logits, head.states.clone(), head_dtype);
+            let states = head.states.clone();
+            let part = product(Form::LeftTransposed, grad_logits, states, head_dtype);
             grad_head = Some(match columns >= vocab {
                 true => part,
                 false => {

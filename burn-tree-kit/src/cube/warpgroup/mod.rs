@@ -1,0 +1,13 @@
+//! Parts of kernels for compute capability 9.0: barriers that count bytes, bulk copies by tensor
+//! maps (TMA), and products of a warpgroup (`wgmma`) with both operands in shared memory.
+//!
+//! As in [`matrix`](super::matrix), each function is one or two PTX instructions, and shared memory
+//! is addressed by its 32-bit address.
+
+mod barrier;
+mod bulk;
+mod product;
+
+pub use barrier::*;
+pub use bulk::*;
+pub use product::*;

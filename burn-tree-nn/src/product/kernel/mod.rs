@@ -1,0 +1,119 @@
+//! The kernel: one unit copies operands to shared memory, two warpgroups multiply.
+//!
+//! A cube runs on each multiprocessor and computes one tile of the result after the other. Three or
+//! four *stages* in shared memory hold 64 summed numbers of the operands of a tile. The first unit
+//! of the third warpgroup fills them (TMA); warpgroups 0 and 1 compute 64 rows of the tile each,
+//! 128 sums a unit. Each stage has two barriers: *filled* counts the bytes that have arrived,
+//! *emptied* the warpgroups that have multiplied. The results of a tile leave through panels in
+//! shared memory while the next tile is computed.
+
+mod arguments;
+mod config;
+mod exchange;
+mod multiply;
+mod producer;
+mod results;
+mod stages;
+#[cfg(test)]
+mod transpiled;
+mod work;
+
+use burn_tree_kit::cube::matrix::{global_address, shared_address};
+use burn_tree_kit::cube::warpgroup::*;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+pub(super) use arguments::{Exchange, ExchangeLaunch, Problem, ProblemLaunch, Term, TermLaunch};
+pub(super) use config::{Output, ProductConfig};
+
+use exchange::ExchangeAddresses;
+use multiply::{multiply_narrow_tiles, multiply_tiles};
+use producer::{load_narrow_tiles, load_tiles};
+use results::Destination;
+use stages::init_stages;
+
+use super::plan::Ending;
+
+/// Units of a cube: two warpgroups that multiply, and one of which one unit copies.
+pub(super) const UNITS: usize = 3 * WARPGROUP;
+/// Units that multiply.
+const MULTIPLYING: usize = 2 * WARPGROUP;
+
+/// The sum of the products of `terms`. The result goes to `rounded` or `wide`, of which one is
+/// given, as [`Output`] says. `exchange` is given with [`Ending::Split`].
+#[cube(launch_unchecked)]
+pub(super) fn matrix_product<E: Float>(
+    terms: Sequence<Term<E>>,
+    rounded: Sequence<TensorMap<E, Tiled>>,
+    wide: Sequence<Box<[f32]>>,
+    exchange: Sequence<Exchange>,
+    problem: Problem,
+    #[comptime] config: ProductConfig,
+    #[define(E)] _dtype: ElemType,
+) {
+    let memory =
+        Shared::<[u32]>::new_aligned_slice(comptime!(config.shared_bytes() / 4), 1024usize);
+    let shared = shared_address(&memory);
+    let barriers = shared + comptime!(config.barriers_at() as u32);
+    if UNIT_POS_X == 0 {
+        init_stages(barriers, config);
+    }
+    sync_cube();
+
+    let exchange = exchange_addresses(&exchange, config);
+    if UNIT_POS_X >= MULTIPLYING as u32 {
+        if UNIT_POS_X == MULTIPLYING as u32 {
+            let step = load_tiles::<E>(&terms, &problem, &exchange, shared, config);
+            if comptime!(config.ending == Ending::Narrow) {
+                load_narrow_tiles::<E>(&terms, &problem, shared, step, config);
+            }
+        }
+    } else {
+        let destination = destination::<E>(&rounded, &wide, config);
+        let step = multiply_tiles::<E>(&problem, &destination, &exchange, shared, config);
+        if comptime!(config.ending == Ending::Narrow) {
+            multiply_narrow_tiles::<E>(&problem, &destination, shared, step, config);
+        }
+        if comptime!(config.output == Output::Rounded) {
+            // Shared memory must outlive the copies from it.
+            if UNIT_POS_X % WARPGROUP as u32 == 0 {
+                wait_stores_read();
+            }
+        }
+    }
+}
+
+#[cube]
+fn exchange_addresses(
+    exchange: &Sequence<Exchange>,
+    #[comptime] config: ProductConfig,
+) -> ExchangeAddresses {
+    if comptime!(config.ending == Ending::Split) {
+        ExchangeAddresses {
+            parts: global_address(&exchange.index(0usize).parts),
+            flags: global_address(&exchange.index(0usize).flags),
+        }
+    } else {
+        ExchangeAddresses {
+            parts: 0u64,
+            flags: 0u64,
+        }
+    }
+}
+
+#[cube]
+fn destination<E: Float>(
+    rounded: &Sequence<TensorMap<E, Tiled>>,
+    wide: &Sequence<Box<[f32]>>,
+    #[comptime] config: ProductConfig,
+) -> Destination {
+    if comptime!(config.output == Output::Rounded) {
+        Destination {
+            address: map_address::<E>(&rounded[0]),
+        }
+    } else {
+        Destination {
+            address: global_address(&wide[0]),
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Which products the kernel takes, and its launch.
+
+use burn::tensor::DType;
+use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+use burn_tree_kit::cube::matrix::operand;
+use burn_tree_kit::cube::warpgroup::{Major, WARPGROUP, panel_map};
+use burn_tree_kit::cube::{elem, empty, zeros};
+use burn_tree_kit::implementation::Unavailable;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::kernel::{
+    ExchangeLaunch, Output, ProblemLaunch, ProductConfig, TermLaunch, UNITS, matrix_product,
+};
+use super::plan::{Ending, STEP, TILE_COLUMNS, TILE_ROWS, Tiles};
+use super::{Form, Product};
+
+/// Rows start at multiples of as many numbers: 16 bytes.
+const ALIGNMENT: usize = 8;
+/// Columns of a narrow tile, and rows or columns of other boxes.
+const PANEL: usize = 64;
+
+impl Product {
+    /// # Errors
+    /// If the kernel does not run on the device of the tensors, or does not take the tensors.
+    pub(super) fn check(&self) -> Result<(), Unavailable> {
+        let properties = self.terms[0].0.client.properties();
+        if properties.identity.fingerprint != "ptx_sm90" {
+            return Err(Unavailable("the compute capability is not 9.0".into()));
+        }
+        let dtype = self.terms[0].0.dtype;
+        if operand(dtype).is_none() || ![dtype, DType::F32].contains(&self.dtype) {
+            return Err(Unavailable(format!(
+                "{dtype:?} tensors; f16 or bf16 are needed"
+            )));
+        }
+        let [rows, columns, _] = self.form.sizes(&self.terms[0].0, &self.terms[0].1);
+        for (left, right) in &self.terms {
+            let [of_rows, of_columns, _] = self.form.sizes(left, right);
+            if [left.dtype, right.dtype] != [dtype; 2] || [of_rows, of_columns] != [rows, columns] {
+                return Err(Unavailable("terms of different shapes or dtypes".into()));
+            }
+            for tensor in [left, right] {
+                check_size(tensor)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the kernel.
+    pub(crate) fn launch(self) -> CubeTensor {
+        let [rows, columns, _] = self.form.sizes(&self.terms[0].0, &self.terms[0].1);
+        let near = self.terms[0].0.clone();
+        let client = &near.client;
+        let element = elem(near.dtype);
+        let hardware = &client.properties().hardware;
+        let cubes = hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
+        let output = match self.dtype == near.dtype {
+            true => Output::Rounded,
+            false => Output::Wide,
+        };
+
+        let mut end_step = 0;
+        let mut whole_pairs = true;
+        let mut terms = SequenceArg::new();
+        for (left, right) in self.terms {
+            let [_, _, summed] = self.form.sizes(&left, &right);
+            let steps = summed.div_ceil(STEP);
+            // A stage of a narrow tile holds two steps of one term.
+            whole_pairs &= steps.is_multiple_of(2);
+            end_step += steps;
+            terms.push(term(self.form, left, right, end_step, element));
+        }
+        let narrow = output == Output::Rounded
+            && self.form.left() == Major::Summed
+            && (whole_pairs || terms.values.len() == 1);
+        let tiles = Tiles::new(rows, columns, end_step);
+        let (ending, divided) = tiles.ending(cubes, narrow);
+        let launched = match ending {
+            Ending::Whole => cubes.min(tiles.count()),
+            Ending::Narrow | Ending::Split => cubes,
+        };
+
+        let result = empty(&near, [rows, columns], self.dtype);
+        let mut rounded = SequenceArg::new();
+        let mut wide = SequenceArg::new();
+        match output {
+            Output::Rounded => rounded.push(panel_map(&result, PANEL, element)),
+            Output::Wide => wide.push(result.clone().into_buffer_arg()),
+        }
+        let mut exchange = SequenceArg::new();
+        if ending == Ending::Split {
+            exchange.push(exchange_memory(&near, launched));
+        }
+        let problem = ProblemLaunch::new(
+            rows as u32,
+            columns as u32,
+            tiles.rows as u32,
+            tiles.columns as u32,
+            end_step as u32,
+            divided as u32,
+        );
+        let config = ProductConfig {
+            form: self.form,
+            output,
+            ending,
+        };
+        // SAFETY: copies clip to the maps' tensors; other stores compare with the sizes of the
+        // result. Every cube of `Ending::Split` has a part and two flags.
+        unsafe {
+            matrix_product::launch_unchecked(
+                client,
+                CubeCount::Static(launched as u32, 1, 1),
+                CubeDim::new_1d(UNITS as u32),
+                terms,
+                rounded,
+                wide,
+                exchange,
+                problem,
+                config,
+                element,
+            );
+        }
+        result
+    }
+}
+
+/// Refuses sizes that the kernel's 32-bit coordinates and 16-byte copies do not take.
+fn check_size(tensor: &CubeTensor) -> Result<(), Unavailable> {
+    let shape = tensor.meta.shape();
+    let (rows, columns) = (shape[0], shape[1]);
+    // Boxes begin up to a tile beyond the end.
+    if rows.max(columns) > i32::MAX as usize - TILE_COLUMNS {
+        return Err(Unavailable(format!("a tensor of shape {shape:?}")));
+    }
+    if !columns.is_multiple_of(ALIGNMENT) {
+        return Err(Unavailable(format!(
+            "rows of {columns} numbers; a multiple of {ALIGNMENT} is needed"
+        )));
+    }
+    Ok(())
+}
+
+/// The tensor if copies can read its rows, else a contiguous copy.
+fn readable(tensor: CubeTensor) -> CubeTensor {
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    let by_rows = strides[1] == 1 && strides[0] >= shape[1];
+    let offset = tensor.handle.offset_start.unwrap_or(0) as usize;
+    let aligned = strides[0].is_multiple_of(ALIGNMENT) && offset.is_multiple_of(2 * ALIGNMENT);
+    match by_rows && aligned && !tensor.meta.is_tiled() {
+        true => tensor,
+        false => into_contiguous(tensor),
+    }
+}
+
+fn term<E: Float>(
+    form: Form,
+    left: CubeTensor,
+    right: CubeTensor,
+    end_step: usize,
+    element: ElemType,
+) -> TermLaunch<E> {
+    let (left, right) = (readable(left), readable(right));
+    let box_rows = |major, of_result| match major {
+        Major::Summed => of_result,
+        Major::Kept => STEP,
+    };
+    TermLaunch::new(
+        panel_map(&left, box_rows(form.left(), TILE_ROWS), element),
+        panel_map(&right, box_rows(form.right(), TILE_COLUMNS), element),
+        panel_map(&right, PANEL, element),
+        end_step as u32,
+    )
+}
+
+/// Memory for the parts and flags of `cubes` cubes, each with two warpgroups.
+fn exchange_memory(near: &CubeTensor, cubes: usize) -> ExchangeLaunch {
+    let sums = TILE_ROWS / 2 * TILE_COLUMNS;
+    debug_assert_eq!(sums % WARPGROUP, 0);
+    ExchangeLaunch::new(
+        empty(near, [cubes, 2, sums], DType::F32).into_buffer_arg(),
+        zeros(near, [cubes, 2], DType::U32).into_buffer_arg(),
+    )
+}
