@@ -5,9 +5,6 @@ use std::hash::{Hash, Hasher};
 use rustc_hash::FxHasher;
 
 use crate::layout::TreeLayout;
-use crate::objective::StepTotals;
-use crate::occurrence::Occurrences;
-use crate::packing::PackedStep;
 
 /// Which optimizer step a pack belongs to.
 ///
@@ -18,23 +15,6 @@ use crate::packing::PackedStep;
 pub struct StepId(u64);
 
 impl StepId {
-    /// The id of what is in the packs of a step.
-    pub(crate) fn of(step: &PackedStep) -> Self {
-        let mut hasher = FxHasher::default();
-        hash_totals(&step.totals, &mut hasher);
-        step.packs.len().hash(&mut hasher);
-        for pack in &step.packs {
-            pack.layout.tokens.hash(&mut hasher);
-            pack.layout.parents.hash(&mut hasher);
-            hash_occurrences(&pack.occurrences, &mut hasher);
-        }
-        for trajectory in &step.trajectories {
-            trajectory.data_index.hash(&mut hasher);
-            trajectory.trained_tokens.hash(&mut hasher);
-        }
-        Self(hasher.finish())
-    }
-
     /// The number in a file.
     pub(crate) fn to_number(self) -> u64 {
         self.0
@@ -43,51 +23,6 @@ impl StepId {
     /// The id that a file has as this number.
     pub(crate) fn from_number(number: u64) -> Self {
         Self(number)
-    }
-}
-
-fn hash_totals(totals: &StepTotals, hasher: &mut FxHasher) {
-    let StepTotals {
-        trajectories,
-        tokens,
-        unique_tokens,
-        rows,
-        trained_tokens,
-        unique_trained_tokens,
-        weighted_trained_tokens,
-    } = *totals;
-    [
-        trajectories,
-        tokens,
-        unique_tokens,
-        rows,
-        trained_tokens,
-        unique_trained_tokens,
-        weighted_trained_tokens.to_bits(),
-    ]
-    .hash(hasher);
-}
-
-fn hash_occurrences(occurrences: &Occurrences, hasher: &mut FxHasher) {
-    (occurrences.loss_form as u8).hash(hasher);
-    occurrences.rows.hash(hasher);
-    occurrences.targets.hash(hasher);
-    // Whole lists at once: Fx mixes the bytes of a list better than one number after another.
-    let weights = occurrences.weights.iter().map(|weight| weight.to_bits());
-    weights.collect::<Vec<u64>>().hash(hasher);
-    occurrences.trajectories.hash(hasher);
-    occurrences.token_indices.hash(hasher);
-    for column in [
-        &occurrences.advantages,
-        &occurrences.old_log_probs,
-        &occurrences.ref_log_probs,
-        &occurrences.sampling_log_probs,
-    ] {
-        let bits = column.as_ref().map(|values| {
-            let bits = values.iter().map(|value| value.to_bits());
-            bits.collect::<Vec<u32>>()
-        });
-        bits.hash(hasher);
     }
 }
 

@@ -57,20 +57,19 @@ mod counting_sort;
 mod drift;
 mod files;
 mod forest;
-mod gateway;
 mod ids;
 mod index_memory;
 mod layout;
 mod lines;
 mod objective;
-mod occurrence;
-mod pack;
+mod occurrences;
 mod packing;
+mod packs;
 mod preference;
 mod ranks;
 mod reader;
 mod stats;
-mod step;
+mod step_planner;
 #[cfg(feature = "text")]
 pub mod text;
 mod trajectory;
@@ -87,23 +86,21 @@ pub use drift::Retokenization;
 pub use drift::{Branch, Fork, forks};
 pub use files::FileError;
 pub use forest::{ForestError, MAX_ROWS, Node, PrefixForest, Tree, build_forests, flat_forests};
-pub use gateway::{Gateway, GatewayError, PastRun};
 pub use ids::{BatchId, StepId};
 pub use index_memory::IndexMemory;
 pub use layout::{LayoutError, Segment, TreeLayout};
 pub use lines::{DEFAULT_MAX_LINE_BYTES, JsonLines};
 pub use objective::{Aggregation, LossForm, Objective, ObjectiveError, StepTotals};
-pub use occurrence::{ColumnError, Occurrences};
-pub use pack::Pack;
-pub use packing::{
-    OccurrenceName, PackError, PackOptions, PackedStep, PacksError, Partitioning, StepTrajectory,
-    pack_step, validate_packs,
+pub use occurrences::{ColumnError, Occurrences};
+pub use packing::{OccurrenceName, PackError, PackOptions, Partitioning, pack_step};
+pub use packs::{
+    Gateway, GatewayError, Pack, PackedStep, PacksError, PastRun, StepTrajectory, validate_packs,
 };
 pub use preference::{PairError, PairRule, PreferencePair, preference_pairs};
 pub use ranks::{PackCostError, RankAssignment, assign_to_ranks};
 pub use reader::{ReadError, TrajectoryReader, load_trajectories, read_trajectories};
 pub use stats::{ActiveOverLength, TreeStats};
-pub use step::StepPlanner;
+pub use step_planner::StepPlanner;
 pub use trajectory::{Advantage, FieldError, MAX_TOKEN_ID, Trajectory};
 pub use vocabulary::{TokenPlace, VocabularyError};
 pub use writer::write_trajectory;

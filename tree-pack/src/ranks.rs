@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::num::NonZeroUsize;
 
-use crate::pack::Pack;
-use crate::packing::PackedStep;
+use crate::packs::Pack;
+use crate::packs::PackedStep;
 
 /// Which rank trains which packs of a step.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::pack::Pack;
-use crate::packing::PackedStep;
+use crate::packs::Pack;
+use crate::packs::PackedStep;
 
 /// A token id that is not in the vocabulary of the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

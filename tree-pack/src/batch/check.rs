@@ -2,9 +2,9 @@
 
 use super::BatchError;
 use crate::layout::TreeLayout;
-use crate::occurrence::Occurrences;
-use crate::pack::Pack;
-use crate::packing::other_step;
+use crate::occurrences::Occurrences;
+use crate::packs::Pack;
+use crate::packs::other_step;
 
 /// A column that only some losses need.
 pub(super) type OptionalColumn = (&'static str, fn(&Occurrences) -> Option<&Vec<f32>>);

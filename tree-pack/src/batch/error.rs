@@ -1,6 +1,6 @@
 //! Why packs are no batch.
 
-use crate::occurrence::ColumnError;
+use crate::occurrences::ColumnError;
 
 /// Why packs do not become a [`super::TreeBatch`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use safetensors::tensor::{Dtype, View};
 
-use crate::gateway::PastRun;
 use crate::layout::Segment;
+use crate::packs::PastRun;
 
 /// A number as stored: little-endian, whatever the machine.
 pub trait Element: Copy {

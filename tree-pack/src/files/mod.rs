@@ -21,7 +21,7 @@ use safetensors::SafeTensorError;
 use serde::{Deserialize, Serialize};
 
 use crate::objective::{LossForm, StepTotals};
-use crate::packing::PacksError;
+use crate::packs::PacksError;
 
 const METADATA_KEY: &str = "tree_pack";
 const VERSION: u32 = 3;

@@ -12,13 +12,13 @@ use super::{
     TrajectoryDescription, VERSION,
 };
 use crate::forest::MAX_ROWS;
-use crate::gateway::{Gateway, PastRun};
 use crate::ids::StepId;
 use crate::layout::{Segment, TreeLayout};
 use crate::objective::LossForm;
-use crate::occurrence::Occurrences;
-use crate::pack::Pack;
-use crate::packing::{PackedStep, StepTrajectory, validate_packs};
+use crate::occurrences::Occurrences;
+use crate::packs::Pack;
+use crate::packs::{Gateway, PastRun};
+use crate::packs::{PackedStep, StepTrajectory, validate_packs};
 use crate::trajectory::MAX_TOKEN_ID;
 
 impl PackedStep {

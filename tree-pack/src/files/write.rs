@@ -11,8 +11,8 @@ use super::{
     TrajectoryDescription, VERSION,
 };
 use crate::ids::StepId;
-use crate::pack::Pack;
-use crate::packing::PackedStep;
+use crate::packs::Pack;
+use crate::packs::PackedStep;
 
 impl PackedStep {
     /// Writes the step to a file, which is replaced as a whole or not at all.

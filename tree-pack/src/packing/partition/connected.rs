@@ -15,17 +15,8 @@
 //! the rule above finds. The number of parts is therefore exact, the chain as good as these states
 //! tell. Subtrees that fit a part are not taken apart. Tokens of a node are taken in together.
 
+use super::cut::Cut;
 use crate::forest::Node;
-
-/// Where a node is cut.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cut {
-    /// Whether its first token begins a part.
-    pub above: bool,
-    /// Tokens of the part of the first token that are in the node's subtree. Where that ends
-    /// inside of the node, parts of as many tokens as the budget follow.
-    pub top: u32,
-}
 
 /// Most states of a node with equally many closed parts.
 const STATES: usize = 4;
@@ -66,34 +57,6 @@ pub fn fewest_cuts(nodes: &[Node], budget: u32) -> Vec<Cut> {
         }
     }
     states.cuts()
-}
-
-/// Cuts that close all children of a token or none: those that do not fit together are left for
-/// parts of several roots.
-pub fn all_or_none_cuts(nodes: &[Node], budget: u32) -> Vec<Cut> {
-    let first_node = nodes[0].subtree_end_node - nodes.len() as u32;
-    let mut cuts = vec![Cut::default(); nodes.len()];
-    // Tokens of the open parts of each node's children.
-    let mut below = vec![0u64; nodes.len()];
-    let budget = u64::from(budget);
-    for (number, node) in nodes.iter().enumerate().rev() {
-        // The node's last token is between its children.
-        let taken_in = if below[number] < budget {
-            below[number]
-        } else {
-            0
-        };
-        let open = taken_in + node.token_count() as u64;
-        cuts[number].top = ((open - 1) % budget) as u32 + 1;
-        if let Some(parent) = node.parent {
-            below[(parent - first_node) as usize] += u64::from(cuts[number].top);
-        }
-    }
-    for (number, node) in nodes.iter().enumerate() {
-        let parent = node.parent.map(|parent| (parent - first_node) as usize);
-        cuts[number].above = parent.is_some_and(|parent| below[parent] >= budget);
-    }
-    cuts
 }
 
 struct States<'a> {

@@ -1,13 +1,30 @@
 //! Parts that continue the same part, put together.
 
-use super::Partition;
+use super::connected::fewest_cuts;
+use super::cut::all_or_none_cuts;
+use super::parts::Partition;
 use crate::counting_sort::counting_sort;
 use crate::packing::bins::{fill_bins, fill_bins_beside};
+use crate::packing::counted::TreeNodes;
+
+/// Parts of at most `budget` tokens that share packs: the better of two partitions.
+pub fn shared_parts(tree: &TreeNodes, budget: u32) -> Partition {
+    let fewest = fewest_cuts(tree.nodes, budget);
+    let all_or_none = all_or_none_cuts(tree.nodes, budget);
+    let [one, other] =
+        [fewest, all_or_none].map(|cuts| share(Partition::new(tree, budget, &cuts), budget));
+    let order = |partition: &Partition| (partition.len(), partition.retained_tokens());
+    if order(&other) < order(&one) {
+        other
+    } else {
+        one
+    }
+}
 
 /// From the first part downwards, puts parts that continue the same part into as few as best-fit
 /// decreasing finds, and those into it that make them fewer. What continues parts that were put
 /// together continues one part from then on.
-pub fn share(mut partition: Partition, budget: u32) -> Partition {
+fn share(mut partition: Partition, budget: u32) -> Partition {
     let budget = budget as usize;
     let sizes = partition.sizes();
     let below = Below::new(&partition);

@@ -1,6 +1,9 @@
 //! A layout with its predictions: one row of a batch.
 
-use crate::{Gateway, Occurrences, StepId, TreeLayout};
+use super::gateway::Gateway;
+use crate::ids::StepId;
+use crate::layout::TreeLayout;
+use crate::occurrences::Occurrences;
 
 /// Trees, or a part of a larger tree, laid out in one row within a token budget, and what is
 /// trained on them.

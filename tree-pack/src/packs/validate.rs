@@ -1,10 +1,10 @@
 //! Whether a step is one that could have been packed.
 
-use super::PackedStep;
-use crate::gateway::GatewayError;
+use super::derive_gateway::GatewayError;
+use super::pack::Pack;
+use super::step::PackedStep;
 use crate::layout::LayoutError;
-use crate::occurrence::ColumnError;
-use crate::pack::Pack;
+use crate::occurrences::ColumnError;
 
 /// What contradicts itself in the packs of a step.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -126,29 +126,5 @@ impl PackedStep {
     /// The first contradiction.
     pub fn validate(&self) -> Result<(), PacksError> {
         validate_packs(&self.packs)
-    }
-
-    /// Number of original predictions that the packs train. If it is 0, nothing is trained: the
-    /// loss is 0 whatever the model computes, and so is every gradient.
-    ///
-    /// Those of these packs alone: [`PackedStep::totals`] of a rank's packs
-    /// ([`crate::RankAssignment::step_of`]) are those of the whole step, of which a rank may have
-    /// nothing that is trained.
-    pub fn trained_predictions(&self) -> usize {
-        let packs = self.packs.iter();
-        let counts = packs.flat_map(|pack| &pack.occurrences.multiplicities);
-        counts.map(|&count| count as usize).sum()
-    }
-
-    /// Most tokens that are held at once where each pack waits for those that continue it: the
-    /// largest sum over a pack and all that it continues, without padding.
-    pub fn retained_tokens(&self) -> usize {
-        let mut chains: Vec<usize> = Vec::with_capacity(self.packs.len());
-        for pack in &self.packs {
-            let above = pack.gateway.as_ref();
-            let above = above.map_or(0, |gateway| chains[gateway.parent as usize]);
-            chains.push(above + pack.layout.len());
-        }
-        chains.into_iter().max().unwrap_or(0)
     }
 }

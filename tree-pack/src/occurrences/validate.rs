@@ -1,6 +1,6 @@
 //! Whether the columns of occurrences fit each other and their layout.
 
-use super::Occurrences;
+use super::columns::Occurrences;
 use crate::trajectory::MAX_TOKEN_ID;
 
 /// A column of occurrences that does not fit the others, or the layout of its pack.
