@@ -60,7 +60,6 @@ mod forest;
 mod ids;
 mod index_memory;
 mod layout;
-mod lines;
 mod objective;
 mod occurrences;
 mod packing;
@@ -89,7 +88,6 @@ pub use forest::{ForestError, MAX_ROWS, Node, PrefixForest, Tree, build_forests,
 pub use ids::{BatchId, StepId};
 pub use index_memory::IndexMemory;
 pub use layout::{LayoutError, Segment, TreeLayout};
-pub use lines::{DEFAULT_MAX_LINE_BYTES, JsonLines};
 pub use objective::{Aggregation, LossForm, Objective, ObjectiveError, StepTotals};
 pub use occurrences::{ColumnError, Occurrences};
 pub use packing::{OccurrenceName, PackError, PackOptions, Partitioning, pack_step};
@@ -98,7 +96,10 @@ pub use packs::{
 };
 pub use preference::{PairError, PairRule, PreferencePair, preference_pairs};
 pub use ranks::{PackCostError, RankAssignment, assign_to_ranks};
-pub use reader::{ReadError, TrajectoryReader, load_trajectories, read_trajectories};
+pub use reader::{
+    DEFAULT_MAX_LINE_BYTES, JsonLines, ReadError, TrajectoryReader, load_trajectories,
+    read_trajectories,
+};
 pub use stats::{ActiveOverLength, TreeStats};
 pub use step_planner::StepPlanner;
 pub use trajectory::{Advantage, FieldError, MAX_TOKEN_ID, Trajectory};

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
-use crate::{Advantage, Trajectory};
+use crate::trajectory::{Advantage, Trajectory};
 
 /// Writes one trajectory as a line. Optional fields that are not set are left out, but for the
 /// reward, which is `null` then.

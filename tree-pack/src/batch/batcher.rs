@@ -3,7 +3,8 @@
 use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::{Device, FloatDType};
 
-use crate::{Pack, PackedStep, TreeBatch};
+use super::tree_batch::TreeBatch;
+use crate::packs::{Pack, PackedStep};
 
 /// Collects packs into [`TreeBatch`]es for Burn's `DataLoader`.
 ///

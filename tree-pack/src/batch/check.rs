@@ -1,6 +1,6 @@
 //! Whether packs are a batch.
 
-use super::BatchError;
+use super::error::BatchError;
 use crate::layout::TreeLayout;
 use crate::occurrences::Occurrences;
 use crate::packs::Pack;

@@ -5,8 +5,11 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
 use super::check::OPTIONAL_COLUMNS;
-use super::tensor_bytes;
-use crate::{BatchId, IndexMemory, LossForm, Occurrences, Pack};
+use crate::ids::BatchId;
+use crate::index_memory::IndexMemory;
+use crate::objective::LossForm;
+use crate::occurrences::Occurrences;
+use crate::packs::Pack;
 
 /// [`Occurrences`] of a whole batch as tensors of length `n`, in ascending order of row.
 #[derive(Clone, Debug)]
@@ -142,4 +145,8 @@ impl OccurrenceBatch {
             host_trajectories: Arc::new(host_trajectories),
         }
     }
+}
+
+pub(super) fn tensor_bytes<const D: usize>(tensor: &Tensor<D, Int>) -> usize {
+    tensor.shape().num_elements() * tensor.dtype().size()
 }

@@ -7,10 +7,11 @@ use safetensors::tensor::SafeTensors;
 use serde::Deserialize;
 
 use super::column::Element;
-use super::{
-    DATA_INDEX, Description, FileError, METADATA_KEY, PackDescription, SEGMENT, TRAINED_TOKENS,
+use super::description::{
+    DATA_INDEX, Description, METADATA_KEY, PackDescription, SEGMENT, TRAINED_TOKENS,
     TrajectoryDescription, VERSION,
 };
+use super::error::FileError;
 use crate::forest::MAX_ROWS;
 use crate::ids::StepId;
 use crate::layout::{Segment, TreeLayout};

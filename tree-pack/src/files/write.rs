@@ -6,10 +6,11 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use super::column::{Column, run_column, segment_column};
-use super::{
-    DATA_INDEX, Description, FileError, METADATA_KEY, PackDescription, SEGMENT, TRAINED_TOKENS,
+use super::description::{
+    DATA_INDEX, Description, METADATA_KEY, PackDescription, SEGMENT, TRAINED_TOKENS,
     TrajectoryDescription, VERSION,
 };
+use super::error::FileError;
 use crate::ids::StepId;
 use crate::packs::Pack;
 use crate::packs::PackedStep;

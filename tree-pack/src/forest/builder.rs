@@ -2,7 +2,8 @@
 
 use rustc_hash::FxHashMap;
 
-use super::{Node, PrefixForest, Tree};
+use super::node::{Node, Tree};
+use super::prefix_forest::PrefixForest;
 use crate::counting_sort::counting_sort;
 
 const NO_NODE: u32 = u32::MAX;

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::{FieldError, JsonLines, ReadError};
+use crate::reader::{JsonLines, ReadError};
+use crate::trajectory::FieldError;
 
 /// A recorded rollout as messages.
 #[derive(Clone, Debug, PartialEq)]

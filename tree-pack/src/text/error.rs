@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::ReadError;
+use crate::reader::ReadError;
 
 /// An error of reading, rendering or tokenising message trajectories.
 #[derive(Debug, Error)]

@@ -14,7 +14,8 @@ use super::tokenizer::TextTokenizer;
 use super::tools::ToolSchemas;
 use super::turn_format::TurnFormat;
 use super::view::MessageView;
-use crate::{Advantage, FieldError, ReadError, Trajectory};
+use crate::reader::ReadError;
+use crate::trajectory::{Advantage, FieldError, Trajectory};
 
 /// Conversations rendered and tokenised at the same time, at most.
 const CHUNK_CONVERSATIONS: usize = 256;

@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 
 use super::conversation::Conversation;
 use super::error::TextError;
-use crate::{FieldError, ReadError};
+use crate::reader::ReadError;
+use crate::trajectory::FieldError;
 
 /// Tool schemas of conversations that do not carry their own.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::FieldError;
+use crate::trajectory::FieldError;
 
 /// Which fields of assistant messages hold what the model wrote.
 ///

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
 
-use crate::ReadError;
+use super::error::ReadError;
 
 /// Longest line that is read unless another limit is set: 256 MiB.
 pub const DEFAULT_MAX_LINE_BYTES: usize = 256 << 20;
