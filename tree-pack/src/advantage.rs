@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 
+use crate::reward::{RewardError, finite_reward};
 use crate::trajectory::{Advantage, Trajectory};
 
 /// How the rewards of a task's rollouts become advantages.
@@ -116,20 +117,8 @@ pub enum AdvantageError {
         epsilon: f64,
     },
     /// A trajectory has no reward, or one that is not finite.
-    #[error(
-        "trajectory {index} (task {task_id:?}, rollout {rollout_id:?}) has the reward {reward:?}, \
-         expected a finite number"
-    )]
-    Reward {
-        /// Index in the data set.
-        index: usize,
-        /// Its task.
-        task_id: String,
-        /// Its rollout.
-        rollout_id: String,
-        /// Its reward.
-        reward: Option<f32>,
-    },
+    #[error(transparent)]
+    Reward(#[from] RewardError),
     /// Trajectories of one rollout have different rewards.
     #[error(
         "trajectory {index} (task {task_id:?}, rollout {rollout_id:?}) has the reward {reward}, \
@@ -243,16 +232,7 @@ fn groups(trajectories: &[Trajectory]) -> Result<Vec<Vec<Rollout>>, AdvantageErr
     let mut groups: Vec<Vec<Rollout>> = Vec::new();
     let mut tasks: HashMap<&str, (usize, HashMap<&str, usize>)> = HashMap::new();
     for (index, trajectory) in trajectories.iter().enumerate() {
-        let names = || (trajectory.task_id.clone(), trajectory.rollout_id.clone());
-        let Some(reward) = trajectory.reward.filter(|reward| reward.is_finite()) else {
-            let (task_id, rollout_id) = names();
-            return Err(AdvantageError::Reward {
-                index,
-                task_id,
-                rollout_id,
-                reward: trajectory.reward,
-            });
-        };
+        let reward = finite_reward(index, trajectory)?;
         let (group, rollouts) = tasks.entry(&trajectory.task_id).or_insert_with(|| {
             groups.push(Vec::new());
             (groups.len() - 1, HashMap::new())
@@ -267,11 +247,10 @@ fn groups(trajectories: &[Trajectory]) -> Result<Vec<Vec<Rollout>>, AdvantageErr
         });
         let rollout = &mut group[number];
         if rollout.reward != reward {
-            let (task_id, rollout_id) = names();
             return Err(AdvantageError::DifferentRewards {
                 index,
-                task_id,
-                rollout_id,
+                task_id: trajectory.task_id.clone(),
+                rollout_id: trajectory.rollout_id.clone(),
                 reward,
                 earlier: rollout.reward,
             });

@@ -67,6 +67,7 @@ mod packs;
 mod preference;
 mod ranks;
 mod reader;
+mod reward;
 mod stats;
 mod step_planner;
 #[cfg(feature = "text")]
@@ -100,6 +101,7 @@ pub use reader::{
     DEFAULT_MAX_LINE_BYTES, JsonLines, ReadError, TrajectoryReader, load_trajectories,
     read_trajectories,
 };
+pub use reward::RewardError;
 pub use stats::{ActiveOverLength, TreeStats};
 pub use step_planner::StepPlanner;
 pub use trajectory::{Advantage, FieldError, MAX_TOKEN_ID, Trajectory};

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::reward::{RewardError, finite_reward};
 use crate::trajectory::Trajectory;
 
 /// A preference between two trajectories of a data set, by their indices in it.
@@ -28,20 +29,8 @@ pub enum PairRule {
 #[non_exhaustive]
 pub enum PairError {
     /// A trajectory has no reward, or one that is not finite.
-    #[error(
-        "trajectory {index} (task {task_id:?}, rollout {rollout_id:?}) has the reward {reward:?}, \
-         expected a finite number"
-    )]
-    Reward {
-        /// Index in the data set.
-        index: usize,
-        /// Its task.
-        task_id: String,
-        /// Its rollout.
-        rollout_id: String,
-        /// Its reward.
-        reward: Option<f32>,
-    },
+    #[error(transparent)]
+    Reward(#[from] RewardError),
     /// A rollout has several trajectories, of which none alone has the reward.
     #[error(
         "trajectory {index} (task {task_id:?}, rollout {rollout_id:?}) is one of {segments} \
@@ -86,25 +75,15 @@ pub fn preference_pairs(
     let mut tasks: Vec<Vec<(usize, f32)>> = Vec::new();
     let mut numbers: HashMap<&str, usize> = HashMap::new();
     for (index, trajectory) in trajectories.iter().enumerate() {
-        let names = || (trajectory.task_id.clone(), trajectory.rollout_id.clone());
         if trajectory.segments != 1 {
-            let (task_id, rollout_id) = names();
             return Err(PairError::Segments {
                 index,
-                task_id,
-                rollout_id,
+                task_id: trajectory.task_id.clone(),
+                rollout_id: trajectory.rollout_id.clone(),
                 segments: trajectory.segments,
             });
         }
-        let Some(reward) = trajectory.reward.filter(|reward| reward.is_finite()) else {
-            let (task_id, rollout_id) = names();
-            return Err(PairError::Reward {
-                index,
-                task_id,
-                rollout_id,
-                reward: trajectory.reward,
-            });
-        };
+        let reward = finite_reward(index, trajectory)?;
         if trajectory.trained_tokens() == 0 {
             continue;
         }

@@ -107,11 +107,26 @@ proptest! {
     }
 }
 
-#[test]
-fn steps_that_contradict_themselves_are_refused() {
+/// A change to a step, and a part of the error that names it.
+type Damage = (&'static str, fn(&mut PackedStep));
+
+/// Checks that a file of each damaged step is refused with its error.
+fn check_refused(step: fn() -> PackedStep, damages: &[Damage]) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("step.safetensors");
-    type Damage = (&'static str, fn(&mut PackedStep));
+    for (expected, damage) in damages {
+        let mut step = step();
+        damage(&mut step);
+        let message = save_and_load(&step, &path).unwrap_err().to_string();
+        assert!(
+            message.contains(expected),
+            "{message} instead of {expected}"
+        );
+    }
+}
+
+#[test]
+fn steps_that_contradict_themselves_are_refused() {
     let damages: [Damage; 12] = [
         ("pack 0: layout: parents at 2", |step| {
             step.packs[0].layout.parents[2] = 2
@@ -171,23 +186,12 @@ fn steps_that_contradict_themselves_are_refused() {
             step.packs[0].task_ids.clear()
         }),
     ];
-    for (expected, damage) in damages {
-        let mut step = small_step();
-        damage(&mut step);
-        let message = save_and_load(&step, &path).unwrap_err().to_string();
-        assert!(
-            message.contains(expected),
-            "{message} instead of {expected}"
-        );
-    }
+    check_refused(small_step, &damages);
 }
 
 /// Of a pack with a gateway: rows that are not there or not ancestors, and wrong intervals.
 #[test]
 fn gateways_that_contradict_the_packs_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("step.safetensors");
-    type Damage = (&'static str, fn(&mut PackedStep));
     let damages: [Damage; 14] = [
         ("pack 1 is of another optimizer step than pack 0", |step| {
             step.packs[1].step = small_step().packs[0].step
@@ -243,15 +247,7 @@ fn gateways_that_contradict_the_packs_are_refused() {
             |step| step.packs[1].gateway = None,
         ),
     ];
-    for (expected, damage) in damages {
-        let mut step = partitioned_step();
-        damage(&mut step);
-        let message = save_and_load(&step, &path).unwrap_err().to_string();
-        assert!(
-            message.contains(expected),
-            "{message} instead of {expected}"
-        );
-    }
+    check_refused(partitioned_step, &damages);
 }
 
 /// What a step is called is as in the step that was saved, whether it is known or not.
