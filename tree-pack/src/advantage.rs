@@ -1,4 +1,4 @@
-//! Advantages from rewards: each rollout against the others of its task.
+//! Advantages from rewards: each rollout is compared with the other rollouts of its task.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,9 +7,9 @@ use std::str::FromStr;
 use crate::reward::{RewardError, finite_reward};
 use crate::trajectory::{Advantage, Trajectory};
 
-/// How the rewards of a task's rollouts become advantages.
+/// How advantages are computed from the rewards of a task's rollouts.
 ///
-/// A group of equal rewards has advantages of exactly 0 under all of them.
+/// With every estimator, a group of equal rewards has advantages of exactly 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AdvantageEstimator {
     /// `(r - mean) / (s + epsilon)`, with the standard deviation `s` of a sample (divisor `n - 1`):
@@ -30,7 +30,8 @@ impl Default for AdvantageEstimator {
     }
 }
 
-/// The names of programs: `standardized` (with an epsilon of 1e-6), `centered`, `leave-one-out`.
+/// Parses the names that programs use: `standardized` (with an epsilon of 1e-6), `centered`,
+/// `leave-one-out`.
 impl FromStr for AdvantageEstimator {
     type Err = AdvantageError;
 
@@ -55,8 +56,8 @@ impl fmt::Display for AdvantageEstimator {
 }
 
 impl AdvantageEstimator {
-    /// Advantages of one group of rewards, computed in f64; `None` for a group of fewer than two,
-    /// which has nothing to be compared with.
+    /// Advantages of one group of rewards, computed in f64; `None` for fewer than two rewards,
+    /// which cannot be compared.
     pub fn of_group(self, rewards: &[f32]) -> Option<Vec<f32>> {
         let count = rewards.len() as f64;
         if rewards.len() < 2 {
@@ -84,11 +85,11 @@ impl AdvantageEstimator {
 /// The rewards of the rollouts of a data set.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RewardStats {
-    /// Rollouts, each counted once however many trajectories it has.
+    /// Number of rollouts, whatever their numbers of trajectories.
     pub rollouts: usize,
     /// Tasks.
     pub groups: usize,
-    /// Tasks whose rollouts all have the same reward: they teach nothing.
+    /// Tasks whose rollouts all have the same reward: their advantages are 0.
     pub uniform_groups: usize,
     /// Mean reward of the rollouts.
     pub mean: f64,
@@ -100,11 +101,11 @@ pub struct RewardStats {
     pub max: f64,
 }
 
-/// Why there are no advantages.
+/// Errors of computing advantages.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdvantageError {
-    /// Not the name of an estimator.
+    /// The text does not name an estimator.
     #[error("advantage estimator {text:?}: expected standardized, centered or leave-one-out")]
     UnknownEstimator {
         /// What was given.
@@ -136,7 +137,7 @@ pub enum AdvantageError {
         /// The reward of the first trajectory of the rollout.
         earlier: f32,
     },
-    /// A task has one rollout only.
+    /// A task has only one rollout.
     #[error("task {task_id:?} has one rollout ({rollout_id:?}), expected at least two to compare")]
     GroupOfOne {
         /// The task.
@@ -146,12 +147,12 @@ pub enum AdvantageError {
     },
 }
 
-/// Sets the advantage of every trajectory to that of its rollout, from the rewards of the rollouts
-/// of its task. Trajectories of one rollout (its segments) share its reward and its advantage; it
-/// counts once in its group.
+/// Sets the advantage of every trajectory to that of its rollout, which is computed from the
+/// rewards of the task's rollouts. The trajectories of a rollout (its segments) share its reward
+/// and advantage; a rollout counts once in its group.
 ///
 /// # Errors
-/// [`AdvantageError`]; no trajectory is changed then.
+/// [`AdvantageError`]; trajectories are unchanged then.
 ///
 /// # Example
 /// ```
@@ -227,7 +228,7 @@ struct Rollout {
     trajectories: Vec<usize>,
 }
 
-/// The rollouts of each task, in the order in which they are met.
+/// The rollouts of each task, in order of first appearance.
 fn groups(trajectories: &[Trajectory]) -> Result<Vec<Vec<Rollout>>, AdvantageError> {
     let mut groups: Vec<Vec<Rollout>> = Vec::new();
     let mut tasks: HashMap<&str, (usize, HashMap<&str, usize>)> = HashMap::new();

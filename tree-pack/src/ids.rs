@@ -1,4 +1,4 @@
-//! What tells steps and batches apart.
+//! Ids of steps and batches.
 
 use std::hash::{Hash, Hasher};
 
@@ -6,30 +6,30 @@ use rustc_hash::FxHasher;
 
 use crate::layout::TreeLayout;
 
-/// Which optimizer step a pack belongs to.
+/// Identifies an optimizer step.
 ///
-/// The weights of a pack contain the denominator of its step, so that packs of different steps do
-/// not add up to a loss. [`crate::pack_step`] computes the id from what it packed: the same step
-/// packed again with the same options has the same id, and other steps have others.
+/// The weights of a pack contain the denominator of its step, so packs of different steps must not
+/// be mixed. [`crate::pack_step`] computes the id from the packs: packing the same step with the
+/// same options again gives the same id, and different steps have different ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StepId(u64);
 
 impl StepId {
-    /// The number in a file.
+    /// The number that files store.
     pub(crate) fn to_number(self) -> u64 {
         self.0
     }
 
-    /// The id that a file has as this number.
+    /// The id for a number in a file.
     pub(crate) fn from_number(number: u64) -> Self {
         Self(number)
     }
 }
 
-/// Which batch something was made for: a mask, a plan, predictions.
+/// Identifies the batch of a mask, a plan or predictions.
 ///
-/// Two batches of equal shape whose layouts differ anywhere in tokens, parents, positions or
-/// subtree ends have different ids; the same packs uploaded twice have the same one.
+/// Batches whose shapes, tokens, parents, positions or subtree ends differ have different ids.
+/// Uploading the same packs twice gives the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchId {
     dims: [usize; 2],

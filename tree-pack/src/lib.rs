@@ -1,8 +1,9 @@
-//! Trajectories that share prefixes, merged into prefix trees and packed for tree training.
+//! Merges trajectories that share prefixes into prefix trees and packs them for tree training.
 //!
-//! Training sequences of one task often begin alike: samples of one prompt, branches of a search,
-//! turns of an agent whose context is rewritten. Here they become prefix trees whose tokens are
-//! each computed once, while every original prediction keeps its place in the loss.
+//! Training sequences of one task often share prefixes: samples of one prompt, branches of a
+//! search, turns of an agent whose context is rewritten. This crate merges them into prefix trees.
+//! Training computes every tree token once, and every original prediction keeps its weight in the
+//! loss.
 //!
 //! ```text
 //! JSON lines -> Trajectory -> PrefixForest -> PackedStep { packs: [TreeLayout + Occurrences] }
@@ -11,16 +12,17 @@
 //! ```
 //!
 //! * [`read_trajectories`] streams token ids with loss masks; the module `text` (feature `text`)
-//!   makes them from messages.
-//! * [`build_forests`] merges the trajectories of each task; [`flat_forests`] leaves them separate,
-//!   for the baseline. [`TreeStats`] tells what there is to gain.
-//! * [`StepPlanner`] assigns tasks to optimizer steps, [`pack_step`] trees to packs, under an
-//!   [`Objective`], an [`Aggregation`] and a [`LossForm`]. Trees larger than a pack are refused or
-//!   spread over several ([`Partitioning`]), whose roots continue rows of others ([`Gateway`]).
-//! * [`assign_to_ranks`] spreads the packs of a step over devices that train together.
-//! * A [`PackedStep`] can be saved, compared with the vocabulary of a model
-//!   ([`PackedStep::check_vocabulary`]), and its packs become tensors (feature `burn`). Packs of
-//!   different steps are refused: a [`StepId`] tells them apart.
+//!   creates them from messages.
+//! * [`build_forests`] merges the trajectories of each task; [`flat_forests`] keeps them separate,
+//!   as a baseline. [`TreeStats`] reports the possible gain.
+//! * [`StepPlanner`] assigns tasks to optimizer steps. [`pack_step`] assigns trees to packs, with
+//!   an [`Objective`], an [`Aggregation`] and a [`LossForm`]. A tree larger than a pack is refused
+//!   or split over several packs ([`Partitioning`]), whose roots continue rows of earlier packs
+//!   ([`Gateway`]).
+//! * [`assign_to_ranks`] distributes the packs of a step over devices.
+//! * A [`PackedStep`] can be saved, checked against the vocabulary of a model
+//!   ([`PackedStep::check_vocabulary`]) and uploaded as tensors (feature `burn`). A batch of packs
+//!   of different steps is refused; a [`StepId`] distinguishes them.
 //!
 //! ```
 //! use std::num::NonZeroUsize;

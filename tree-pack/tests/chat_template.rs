@@ -203,7 +203,7 @@ fn turn_format_of_other_templates() {
         ),
         (
             "{{ '<think>' if add_generation_prompt }}",
-            "not rendered as it stands",
+            "changed by the template",
         ),
         (
             "{{ messages }}{{ '<think>' if add_generation_prompt }}",

@@ -202,7 +202,7 @@ fn errors_name_the_message() {
     let error = qwen3().tokenize(&chat).unwrap_err().to_string();
     assert_eq!(
         error,
-        "runs.jsonl:3: messages[1].content: got nothing, expected a text, or tool_calls beside it"
+        "runs.jsonl:3: messages[1].content: got nothing, expected a text, or a field tool_calls"
     );
 
     let raising = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\

@@ -135,11 +135,11 @@ fn costs_are_finite_and_not_negative() {
     for (value, message) in [
         (
             f64::NAN,
-            "pack 0 costs NaN, expected a finite number that is not negative",
+            "pack 0 costs NaN, expected a finite number of at least 0",
         ),
         (
             -1.0,
-            "pack 0 costs -1, expected a finite number that is not negative",
+            "pack 0 costs -1, expected a finite number of at least 0",
         ),
     ] {
         let error = assign_to_ranks(&step, ranks(2), |_| value).unwrap_err();

@@ -127,7 +127,7 @@ fn steps_go_to_a_folder_that_is_whole() {
     }
     assert_eq!(trajectories, 131);
     let message = fail(&command);
-    assert!(message.contains("exists already"), "{message}");
+    assert!(message.contains("already exists"), "{message}");
 
     // The largest tree has 16,798 tokens: of a later step, nothing is left of earlier ones either.
     let output = folder.path("failed");

@@ -14,10 +14,10 @@ use crate::packs::Pack;
 /// [`Occurrences`] of a whole batch as tensors of length `n`, in ascending order of row.
 #[derive(Clone, Debug)]
 pub struct OccurrenceBatch {
-    /// The batch whose rows make the predictions; `None` for occurrences put together by hand,
-    /// which cannot be checked to belong to the hidden states that they are used with.
+    /// The batch whose rows make the predictions; `None` for occurrences that were built by hand,
+    /// which cannot be checked against hidden states.
     pub batch: Option<BatchId>,
-    /// The form of loss that they were made for: decides what was merged.
+    /// The loss form of the step, which determines what was merged.
     pub loss_form: LossForm,
     /// `[n]` row in the flattened `[B * N]` batch.
     pub rows: Tensor<1, Int>,
@@ -25,7 +25,7 @@ pub struct OccurrenceBatch {
     pub targets: Tensor<1, Int>,
     /// `[n]` coefficients in the loss of the step.
     pub weights: Tensor<1>,
-    /// `[n]` number of original predictions that each entry stands for.
+    /// `[n]` number of original predictions in each entry.
     pub multiplicities: Tensor<1>,
     /// `[n]` trajectory index in the step.
     pub trajectories: Tensor<1, Int>,
@@ -39,11 +39,11 @@ pub struct OccurrenceBatch {
     pub ref_log_probs: Option<Tensor<1>>,
     /// `[n]` log-probabilities of the inference engine, if any.
     pub sampling_log_probs: Option<Tensor<1>>,
-    /// Host copy of `rows`, from which the head plans its projection.
+    /// Host copy of `rows`, for the plan of the head's projection.
     pub host_rows: Arc<Vec<u32>>,
-    /// Host copy of `targets`, by which they are compared with the size of the vocabulary.
+    /// Host copy of `targets`, for the check against the size of the vocabulary.
     pub host_targets: Arc<Vec<u32>>,
-    /// Host copy of `trajectories`, by which losses of whole trajectories plan their sums.
+    /// Host copy of `trajectories`, for the plan of sums over whole trajectories.
     pub host_trajectories: Arc<Vec<u32>>,
 }
 
@@ -58,7 +58,7 @@ impl OccurrenceBatch {
         self.host_rows.is_empty()
     }
 
-    /// Bytes of the tensors, and of the copies on the host.
+    /// Bytes of the tensors and of the copies on the host.
     pub fn index_memory(&self) -> IndexMemory {
         let integers = [
             &self.rows,
@@ -90,7 +90,7 @@ impl OccurrenceBatch {
         }
     }
 
-    /// Uploads the predictions of packs that were checked.
+    /// Uploads the predictions of checked packs.
     pub(super) fn new(packs: &[Pack], batch: BatchId, device: &Device, dtype: FloatDType) -> Self {
         let [_, row_length] = batch.dims();
         let columns = || packs.iter().map(|pack| &pack.occurrences);

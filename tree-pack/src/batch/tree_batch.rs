@@ -13,7 +13,7 @@ use crate::layout::TreeLayout;
 use crate::packs::Pack;
 use crate::vocabulary::{TokenPlace, VocabularyError, first_outside};
 
-/// Packs as Burn tensors: `B` rows of `N` tokens, short rows padded at the end.
+/// Packs as Burn tensors: `B` rows of `N` tokens, with padding at the end of short rows.
 #[derive(Clone, Debug)]
 pub struct TreeBatch {
     /// `[B, N]` token ids, 0 in padding.
@@ -38,7 +38,7 @@ impl TreeBatch {
     /// largest `padded_len`.
     ///
     /// # Panics
-    /// With the text of the error, where [`TreeBatch::try_new`] returns one.
+    /// If [`TreeBatch::try_new`] returns an error, with its message.
     #[track_caller]
     pub fn new(packs: &[Pack], device: &Device) -> Self {
         Self::with_dtype(packs, device, FloatDType::F32)
@@ -47,10 +47,10 @@ impl TreeBatch {
     /// As [`TreeBatch::new`].
     ///
     /// # Errors
-    /// [`BatchError`]: packs of different optimizer steps or forms of loss, packs of which only
-    /// some carry advantages or log-probabilities, packs that contradict themselves, packs that
-    /// continue others, and more rows than can be counted. Packs of one [`crate::pack_step`] never
-    /// fail but for the last two, and continue others only if the step has trees in parts.
+    /// [`BatchError`] if packs belong to different optimizer steps or loss forms, if only some of
+    /// them carry advantages or log-probabilities, if a pack is inconsistent, if a pack continues
+    /// another one, or if the batch has too many rows. Packs of one [`crate::pack_step`] can only
+    /// cause the last two errors, and continue others only if the step has partitioned trees.
     pub fn try_new(packs: &[Pack], device: &Device) -> Result<Self, BatchError> {
         Self::try_with_dtype(packs, device, FloatDType::F32)
     }
@@ -58,7 +58,7 @@ impl TreeBatch {
     /// As [`TreeBatch::new`], with weights, advantages and log-probabilities in `dtype`.
     ///
     /// # Panics
-    /// With the text of the error, where [`TreeBatch::try_with_dtype`] returns one.
+    /// If [`TreeBatch::try_with_dtype`] returns an error, with its message.
     #[track_caller]
     pub fn with_dtype(packs: &[Pack], device: &Device, dtype: FloatDType) -> Self {
         match Self::try_with_dtype(packs, device, dtype) {
@@ -81,12 +81,12 @@ impl TreeBatch {
         Ok(Self::upload(packs, length, device, dtype))
     }
 
-    /// One pack as a batch, which may continue another one. Whoever computes it has to put what it
-    /// continues ([`crate::Gateway`]) before its rows in every layer, as `step_gradients` of
+    /// One pack, which may continue another one, as a batch. Every layer must then put the past
+    /// context of the pack ([`crate::Gateway`]) before its rows, as `step_gradients` of
     /// `burn-tree-train` does.
     ///
     /// # Errors
-    /// [`BatchError`], but for [`BatchError::Continues`].
+    /// [`BatchError`] except [`BatchError::Continues`].
     pub fn try_part(pack: &Pack, device: &Device, dtype: FloatDType) -> Result<Self, BatchError> {
         let packs = std::slice::from_ref(pack);
         let length = check(packs)?;
@@ -125,7 +125,7 @@ impl TreeBatch {
         }
     }
 
-    /// `[B * N]` the token ids on the host, 0 in padding.
+    /// `[B * N]` token ids on the host, 0 in padding.
     pub fn host_tokens(&self) -> Vec<u32> {
         let [_, length] = self.dims();
         let mut tokens = Vec::with_capacity(self.layouts.len() * length);
@@ -136,7 +136,7 @@ impl TreeBatch {
         tokens
     }
 
-    /// Bytes of all tensors but `tokens`, and of the layouts on the host.
+    /// Bytes of all tensors except `tokens`, and of the layouts on the host.
     pub fn index_memory(&self) -> IndexMemory {
         let tensors = [
             &self.position_ids,
@@ -158,19 +158,18 @@ impl TreeBatch {
         self.tokens.dims()
     }
 
-    /// What this batch was made of: its shape and the content of its layouts as they were when it
-    /// was uploaded. Masks, plans and predictions have the id of the batch they belong to.
+    /// Identifies the shape of the batch and the contents of its layouts at the time of the upload.
+    /// Masks, plans and predictions carry the id of their batch.
     pub fn id(&self) -> BatchId {
         self.id
     }
 
     /// Checks that every token and every target is below `size`, the number of rows of the model's
-    /// embedding and head. Devices answer an id that is not with an arbitrary embedding, with
-    /// zeros, or with a fault that names nothing. [`crate::PackedStep::check_vocabulary`] also
-    /// names the trajectory.
+    /// embedding and head. For a larger id, devices return an arbitrary embedding or zeros, or fail
+    /// without naming it. [`crate::PackedStep::check_vocabulary`] also names the trajectory.
     ///
     /// # Errors
-    /// The first token that is not, by its row and position.
+    /// [`VocabularyError`] with the row and position of the first token that is not.
     pub fn check_vocabulary(&self, size: usize) -> Result<(), VocabularyError> {
         for (pack, layout) in self.layouts.iter().enumerate() {
             if let Some(row) = first_outside(&layout.tokens, size) {

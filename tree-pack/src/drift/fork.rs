@@ -3,36 +3,37 @@
 use crate::forest::PrefixForest;
 use crate::trajectory::Trajectory;
 
-/// A place where trajectories of a task part.
+/// A place where trajectories of a task diverge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fork {
-    /// Node after whose last token they part; `None` if their first tokens differ.
+    /// Node after whose last token they diverge; `None` if their first tokens differ.
     pub node: Option<u32>,
-    /// Number of tokens that they share, which is the index of the first that differs.
+    /// Number of shared tokens, which is the index of the first different token.
     pub position: u32,
-    /// The ways they take, in order of rows; at least two.
+    /// The branches, in order of rows; at least two.
     pub branches: Vec<Branch>,
 }
 
-/// One way on from a [`Fork`].
+/// One branch of a [`Fork`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Branch {
     /// Its first node.
     pub node: u32,
-    /// First trajectory that takes it, as an index in the data set.
+    /// First trajectory through it, as an index in the data set.
     pub trajectory: u32,
-    /// Number of trajectories that take it.
+    /// Number of trajectories through it.
     pub trajectories: u32,
-    /// Rows from here on: the tokens of its subtree, each once.
+    /// Rows of its subtree: each token counts once.
     pub tokens: u32,
-    /// Whether the first trajectory trains the first token: it was sampled, not part of a prompt.
+    /// Whether the first trajectory trains the first token of the branch, which was then sampled
+    /// and not part of a prompt.
     pub is_trained: bool,
 }
 
-/// The places where trajectories of a task part, in order of rows. Takes time linear in the nodes,
-/// whatever the number of trajectories.
+/// The places where trajectories of a task diverge, in order of rows. Takes time linear in the
+/// number of nodes, independent of the number of trajectories.
 ///
-/// A trajectory that ends where others go on does not part from them.
+/// A trajectory that ends where others continue does not diverge from them.
 pub fn forks(forest: &PrefixForest, trajectories: &[Trajectory]) -> Vec<Fork> {
     let shared_by = forest.trajectories_by_node();
     let branch = |node: u32| {

@@ -1,8 +1,8 @@
-//! Where trajectories of a task part, and whether their texts part there, too.
+//! Places where trajectories of a task diverge, and whether their texts differ there.
 //!
-//! A sampled completion that is rendered and tokenised again in the next turn's prompt may come
-//! back as other tokens of the same text (retokenisation drift): the prefix is then shared no
-//! longer, although nothing was changed.
+//! The next turn's prompt contains a sampled completion that was rendered and tokenised again. This
+//! may give different tokens for the same text (retokenisation drift), and the prefix is then no
+//! longer shared.
 
 mod fork;
 #[cfg(feature = "text")]

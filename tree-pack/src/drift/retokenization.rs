@@ -4,28 +4,28 @@ use super::fork::Fork;
 use crate::text::{TextError, TextTokenizer};
 use crate::trajectory::Trajectory;
 
-/// Tokens after a fork in which texts are compared. Other tokens for the same text come
-/// together again after a word or two.
+/// Number of tokens after a fork that are compared as text. Different tokens of the same text
+/// usually align again after one or two words.
 const WINDOW: usize = 64;
 
-/// Two branches of a fork that begin with other tokens of the same text.
+/// Two branches of a fork that begin with different tokens of the same text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retokenization {
     /// The branches, as indices in [`Fork::branches`].
     pub branches: [usize; 2],
     /// The text that both begin with.
     pub text: String,
-    /// The tokens of each for this text.
+    /// The tokens of each branch for this text.
     pub tokens: [Vec<u32>; 2],
-    /// Number of tokens after it that are equal again, and would be shared but for the drift.
+    /// Number of equal tokens after this text, which the drift prevents from being shared.
     pub equal_after: usize,
 }
 
 impl Fork {
-    /// The branches that differ in their tokens, but begin with the same text.
+    /// The branches that begin with different tokens, but the same text.
     ///
-    /// Compares each branch with its neighbour in the order of the texts, not all pairs; of a
-    /// branch its first trajectory is read, at most some dozen tokens far.
+    /// Compares each branch only with its neighbour in the order of the texts, not all pairs. Reads
+    /// only the first 64 tokens of the first trajectory of a branch.
     pub fn retokenizations(
         &self,
         trajectories: &[Trajectory],
@@ -63,13 +63,14 @@ impl Fork {
     }
 }
 
-/// The shortest text that both sides spell with whole tokens, and with how many.
+/// The shortest text that both sides spell with whole tokens, and the number of tokens on each
+/// side.
 fn same_text(
     left: &[u32],
     right: &[u32],
     tokenizer: &TextTokenizer,
 ) -> Result<Option<(String, [usize; 2])>, TextError> {
-    // A character cut in the middle, which the next token completes.
+    // An incomplete character, which the next token completes.
     const INCOMPLETE: char = char::REPLACEMENT_CHARACTER;
     let mut counts = [1, 1];
     loop {

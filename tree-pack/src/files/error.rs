@@ -7,7 +7,7 @@ use safetensors::SafeTensorError;
 
 use crate::packs::PacksError;
 
-/// Why a file of packs cannot be written or read.
+/// Errors of reading and writing a file of packs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
@@ -20,7 +20,7 @@ pub enum FileError {
         #[source]
         source: io::Error,
     },
-    /// The file is not safetensors, or cut off.
+    /// The file is not safetensors, or is truncated.
     #[error("{}: {source}", file.display())]
     Safetensors {
         /// The file.
@@ -29,7 +29,7 @@ pub enum FileError {
         #[source]
         source: SafeTensorError,
     },
-    /// The metadata is not that of packs of a known version.
+    /// The metadata is invalid or of an unknown version.
     #[error("{}: metadata: {message}", file.display())]
     Metadata {
         /// The file.
@@ -37,7 +37,7 @@ pub enum FileError {
         /// What is wrong.
         message: String,
     },
-    /// A tensor is missing, or not as it must be.
+    /// A tensor is missing or invalid.
     #[error("{}: tensor {tensor:?}: got {value}, expected {expected}", file.display())]
     Tensor {
         /// The file.
@@ -49,12 +49,12 @@ pub enum FileError {
         /// What was expected.
         expected: String,
     },
-    /// The packs contradict themselves.
+    /// The packs are inconsistent.
     #[error("{}: {source}", file.display())]
     Packs {
         /// The file.
         file: PathBuf,
-        /// The contradiction.
+        /// The inconsistency.
         #[source]
         source: PacksError,
     },

@@ -1,4 +1,4 @@
-//! Forests from trajectories.
+//! Builds forests from trajectories.
 
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
@@ -9,10 +9,10 @@ use super::node::{MAX_ROWS, Node, Tree};
 use super::prefix_forest::PrefixForest;
 use crate::trajectory::Trajectory;
 
-/// One forest a task, in order of the tasks' first appearance.
+/// Builds one forest per task, in order of the tasks' first appearance.
 ///
 /// # Errors
-/// [`ForestError`], for the first task that has one.
+/// [`ForestError`] of the first task that has one.
 ///
 /// # Example
 /// ```
@@ -29,10 +29,10 @@ pub fn build_forests(trajectories: &[Trajectory]) -> Result<Vec<PrefixForest>, F
     each_task(trajectories, |task| PrefixForest::merge(trajectories, task))
 }
 
-/// As [`build_forests`], with nothing shared: each trajectory is a tree of its own.
+/// As [`build_forests`], without sharing: each trajectory is a separate tree.
 ///
 /// # Errors
-/// [`ForestError`], for the first task that has one.
+/// [`ForestError`] of the first task that has one.
 pub fn flat_forests(trajectories: &[Trajectory]) -> Result<Vec<PrefixForest>, ForestError> {
     each_task(trajectories, |task| {
         PrefixForest::merge(trajectories, task)?.flatten(trajectories)
@@ -61,7 +61,7 @@ fn each_task(
 }
 
 impl PrefixForest {
-    /// The forest of trajectories that all belong to one task.
+    /// Builds the forest of trajectories that all belong to one task.
     ///
     /// # Errors
     /// [`ForestError`].
@@ -81,7 +81,7 @@ impl PrefixForest {
         Self::merge(trajectories, (0..trajectories.len() as u32).collect())
     }
 
-    /// Each trajectory as a chain of its own.
+    /// Makes each trajectory a separate chain.
     fn flatten(self, trajectories: &[Trajectory]) -> Result<Self, ForestError> {
         let rows: usize = self
             .trajectories

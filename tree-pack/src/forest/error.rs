@@ -3,11 +3,11 @@
 use super::node::MAX_ROWS;
 use crate::trajectory::FieldError;
 
-/// Why a forest cannot be built.
+/// Errors of building a forest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForestError {
-    /// A trajectory does not pass [`Trajectory::validate`].
+    /// A trajectory does not pass [`crate::Trajectory::validate`].
     #[error("trajectory {index} (task {task_id:?}, rollout {rollout_id:?}): {error}")]
     Trajectory {
         /// Index in the data set.
@@ -16,11 +16,11 @@ pub enum ForestError {
         task_id: String,
         /// Its rollout.
         rollout_id: String,
-        /// What is wrong.
+        /// The invalid field.
         #[source]
         error: Box<FieldError>,
     },
-    /// Trajectories given as those of one task are not.
+    /// The trajectories belong to several tasks.
     #[error("trajectory 0 is of task {task_id:?}, but trajectory {index} of {other_task_id:?}")]
     SeveralTasks {
         /// The task of the first trajectory.
@@ -30,14 +30,14 @@ pub enum ForestError {
         /// The other task.
         other_task_id: String,
     },
-    /// A task has more rows, or the data set more trajectories, than fit an index.
+    /// A task has more rows, or the data set more trajectories, than 32-bit indices allow.
     #[error("task {task_id:?}: {count} {what}, at most {MAX_ROWS} are supported")]
     TooLarge {
         /// The task.
         task_id: String,
-        /// What there is too much of.
+        /// What exceeds the limit.
         what: &'static str,
-        /// How much.
+        /// The number of them.
         count: usize,
     },
 }

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-/// Most rows of a forest or a pack: rows travel as signed 32-bit integers.
+/// Maximum number of rows of a forest or a pack: tensors store rows as signed 32-bit integers.
 pub const MAX_ROWS: usize = i32::MAX as usize;
 
-/// A run of tokens that all the same trajectories share.
+/// A run of tokens that the same trajectories share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node {
     /// First row.
@@ -20,7 +20,7 @@ pub struct Node {
     pub parent: Option<u32>,
     /// Number of tokens before it on its paths.
     pub position: u32,
-    /// First trajectory through the node, as an index in [`PrefixForest::trajectories`].
+    /// First trajectory through the node, as an index in [`crate::PrefixForest::trajectories`].
     pub source: u32,
 }
 
@@ -31,7 +31,7 @@ impl Node {
     }
 }
 
-/// One tree of a forest: a root and all below it.
+/// One tree of a forest: a root and its descendants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tree {
     /// Its nodes.

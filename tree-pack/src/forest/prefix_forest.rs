@@ -1,5 +1,4 @@
-//! Prefix trees of the trajectories of one task, compressed: a run of tokens without a branch or
-//! an end is one node.
+//! Compressed prefix trees of one task: a run of tokens without a branch or an end is one node.
 
 use super::node::{Node, Tree};
 use crate::trajectory::Trajectory;
@@ -9,12 +8,12 @@ pub(crate) const NOBODY: u32 = u32::MAX;
 
 /// The prefix trees of a task: every distinct prefix of its trajectories is one row.
 ///
-/// Rows and nodes are in depth-first order, siblings in the order in which their first
-/// trajectories were given. A node ends where paths part or a trajectory ends; masks and
-/// advantages do not split nodes. There is one tree for each distinct first token.
+/// Rows and nodes are in depth-first order, siblings in the order of their first trajectories. A
+/// node ends where paths diverge or a trajectory ends; masks and advantages do not split nodes.
+/// There is one tree for each distinct first token.
 ///
-/// The flat form ([`flat_forests`]) has a chain of its own for every trajectory instead, so that
-/// the unshared baseline passes through the same code.
+/// A flat forest ([`crate::flat_forests`]) has one chain per trajectory instead, so that the
+/// baseline without sharing uses the same code.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrefixForest {
     pub(super) task_id: String,
@@ -23,7 +22,7 @@ pub struct PrefixForest {
     pub(super) nodes: Vec<Node>,
     pub(super) trees: Vec<Tree>,
     pub(super) end_nodes: Vec<u32>,
-    /// The merged forest of a flat one, which knows which tokens are the same.
+    /// The merged forest of a flat one, which identifies equal prefixes.
     pub(super) merged: Option<Box<PrefixForest>>,
 }
 
@@ -33,8 +32,8 @@ impl PrefixForest {
         &self.task_id
     }
 
-    /// Indices of the task's trajectories in the data set; where other methods take or return a
-    /// trajectory's number, it is the index in this list.
+    /// Indices of the task's trajectories in the data set. Other methods identify a trajectory by
+    /// its index in this list.
     pub fn trajectories(&self) -> &[u32] {
         &self.trajectories
     }
@@ -105,7 +104,7 @@ impl PrefixForest {
         })
     }
 
-    /// Number of trajectories through each node, equal ones included.
+    /// Number of trajectories through each node, including equal ones.
     pub fn trajectories_by_node(&self) -> Vec<u32> {
         let mut counts = vec![0; self.nodes.len()];
         for &end in &self.end_nodes {
@@ -120,8 +119,8 @@ impl PrefixForest {
         counts
     }
 
-    /// Calls `visit(row, index)` for every trained token of a trajectory, `index` being that of
-    /// the token in the trajectory.
+    /// Calls `visit(row, index)` for every trained token of a trajectory; `index` is its index in
+    /// the trajectory.
     pub(crate) fn for_each_trained(
         &self,
         trajectory: usize,
@@ -133,7 +132,7 @@ impl PrefixForest {
             let (start, position) = (node.start as usize, node.position as usize);
             let mask = &loss_mask[position..position + node.token_count()];
             for (offset, _) in mask.iter().enumerate().filter(|(_, trained)| **trained) {
-                // The first token of a path is predicted by nothing.
+                // No token predicts the first token of a path.
                 if position + offset > 0 {
                     visit(start + offset, position + offset);
                 }
@@ -141,7 +140,7 @@ impl PrefixForest {
         }
     }
 
-    /// `[rows]` number of the first trajectory that trains the row's token, or [`NOBODY`].
+    /// `[rows]` number of the first trajectory that trains each row's token, or [`NOBODY`].
     pub(crate) fn first_trained(&self, trajectories: &[Trajectory]) -> Vec<u32> {
         let mut first = vec![NOBODY; self.tokens.len()];
         for (number, &index) in self.trajectories.iter().enumerate() {

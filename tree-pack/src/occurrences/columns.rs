@@ -7,12 +7,12 @@ use crate::objective::LossForm;
 /// Original predictions (or, where the objective merges them, one entry per distinct
 /// `(row, target)`), stored as columns of equal length in ascending order of row.
 ///
-/// The loss of an optimizer step is `sum_i weights[i] * nll_i` over all its packs: the
-/// denominator of the aggregation is already inside `weights`, and the advantage, too, under
-/// [`LossForm::AdvantageWeighted`].
+/// The loss of an optimizer step is `sum_i weights[i] * nll_i` over all its packs: `weights`
+/// already contain the denominator of the aggregation and, with [`LossForm::AdvantageWeighted`],
+/// the advantage.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Occurrences {
-    /// The form of loss that they were made for: decides what was merged.
+    /// The loss form of the step, which determines what was merged.
     pub loss_form: LossForm,
     /// Row whose hidden state makes the prediction.
     pub rows: Vec<u32>,
@@ -20,10 +20,10 @@ pub struct Occurrences {
     pub targets: Vec<u32>,
     /// Coefficient of this negative log-likelihood in the loss of the whole step.
     pub weights: Vec<f64>,
-    /// Number of original predictions that the entry stands for: 1 unless several are merged.
-    /// Under [`crate::Objective::Unique`] a tree token is one prediction.
+    /// Number of original predictions in the entry: 1 unless several are merged. With
+    /// [`crate::Objective::Unique`] a tree token is one prediction.
     pub multiplicities: Vec<u32>,
-    /// Index of the trajectory in the step (the first one, where several are merged).
+    /// Index of the trajectory in the step (the first one if several are merged).
     pub trajectories: Vec<u32>,
     /// Index of the target in its trajectory.
     pub token_indices: Vec<u32>,
@@ -65,7 +65,7 @@ impl Occurrences {
         }
     }
 
-    /// No entries, of the same columns.
+    /// Empty columns, with the same optional columns.
     pub(crate) fn without_entries(&self) -> Self {
         let like = |column: &Option<Vec<f32>>| column.as_ref().map(|_| Vec::new());
         Self {
@@ -78,7 +78,7 @@ impl Occurrences {
         }
     }
 
-    /// Appends an entry of another one with the same columns, made from another row.
+    /// Appends an entry of `other`, which has the same columns, with another row.
     pub(crate) fn push_entry_of(&mut self, other: &Self, entry: usize, row: u32) {
         self.rows.push(row);
         self.targets.push(other.targets[entry]);
@@ -98,7 +98,7 @@ impl Occurrences {
         }
     }
 
-    /// Lengthens the filled-in-place columns to that of `rows`.
+    /// Extends all columns that are filled in place to the length of `rows`.
     pub(crate) fn fill_up(&mut self) {
         let length = self.rows.len();
         self.weights.resize(length, 0.0);

@@ -1,4 +1,4 @@
-//! The trajectories and forests of a step, with the counts that packing needs.
+//! The trajectories and forests of a step, with the counts that packing uses.
 
 use std::borrow::Borrow;
 
@@ -11,7 +11,7 @@ use crate::objective::StepTotals;
 use crate::packs::StepTrajectory;
 use crate::trajectory::Trajectory;
 
-/// A tree of a step; the order is that of the forests, then of their trees.
+/// A tree of a step. Trees are ordered by forest, then by their order in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TreeIndex {
     /// Index in [`CountedStep::forests`].

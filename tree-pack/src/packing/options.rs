@@ -4,31 +4,31 @@ use super::error::PackError;
 use crate::forest::MAX_ROWS;
 use crate::objective::{Aggregation, LossForm, Objective};
 
-/// How the trees of an optimizer step are packed and what is trained on them.
+/// How the trees of an optimizer step are packed and how their predictions are weighted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PackOptions {
-    /// Most tokens in a pack, each tree token counting once. Past keys of a [`crate::Gateway`] do
-    /// not count.
+    /// Maximum number of tokens in a pack; each tree token counts once. Past keys of a
+    /// [`crate::Gateway`] do not count.
     pub token_budget: usize,
     /// Packs are padded to a multiple of this; 1 means no padding. Padding may exceed the budget.
     pub pad_to_multiple: usize,
     /// How shared predictions count.
     pub objective: Objective,
-    /// How their sum is normalised.
+    /// How the sum over predictions is normalised.
     pub aggregation: Aggregation,
-    /// On what the loss of a prediction depends.
+    /// What the loss of a prediction depends on.
     pub loss: LossForm,
-    /// What becomes of trees over the budget.
+    /// How trees over the budget are handled.
     pub partitioning: Partitioning,
-    /// Devices that will train the packs of the step together ([`crate::assign_to_ranks`]). The
-    /// number of packs of whole trees is a multiple of it, and their sizes are even, as far as the
-    /// trees allow.
+    /// Number of devices that train the step together ([`crate::assign_to_ranks`]). If there are
+    /// enough trees, the number of packs of whole trees is a multiple of it and their sizes are
+    /// even.
     pub ranks: usize,
 }
 
 impl PackOptions {
-    /// Token mean of the negative log-likelihood over all occurrences, no padding, one device;
-    /// trees over the budget are refused.
+    /// Token mean of the negative log-likelihood over all occurrences, no padding, one device; a
+    /// tree over the budget is an error.
     pub fn new(token_budget: usize) -> Self {
         Self {
             token_budget,
@@ -74,29 +74,29 @@ impl PackOptions {
     }
 }
 
-/// What becomes of a tree with more tokens than fit a pack.
+/// How a tree with more tokens than the budget is handled.
 ///
-/// A tree in parts has packs of its own, in depth-first order of the parts; each but the first
-/// has a [`crate::Gateway`] to the packs before it. Nothing is computed twice, and losses and
-/// gradients are those of the whole tree.
+/// Each part of a partitioned tree is a pack. The packs are in depth-first order of the parts; all
+/// but the first have a [`crate::Gateway`] to earlier packs. No token is computed twice, and losses
+/// and gradients are those of the whole tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Partitioning {
-    /// It is an error.
+    /// The tree is an error.
     #[default]
     Refuse,
-    /// Parts are connected: each has one root. As few of them as possible, cut wherever that
-    /// takes the fewest, inside of nodes, too.
+    /// Every part is connected: it has one root. The number of parts is the minimum over all cuts,
+    /// including cuts inside nodes.
     Connected,
-    /// Parts that continue rows of the same part may become one, which has several roots. Never
-    /// more parts than connected, and often far fewer: filling them is bin packing, done by a
-    /// heuristic.
+    /// Connected parts that continue the same part may share a pack, which then has several roots.
+    /// There are never more packs than with [`Partitioning::Connected`], and often far fewer; a
+    /// bin-packing heuristic chooses the parts of a pack.
     Shared,
-    /// Every node of every tree is a part of its own, also of trees within the budget. To measure
-    /// what larger parts save.
+    /// Every node of every tree is a part, even in trees within the budget. A baseline to measure
+    /// the gain of larger parts.
     PerNode,
-    /// Smaller trees without gateways: each repeats the rows of the prefixes that it has in common
-    /// with those before, and every prediction is made in the first that has its target. Computes
-    /// the same losses and gradients with more tokens; a path over the budget is an error. To
-    /// measure what gateways save.
+    /// Smaller trees without gateways. Each repeats the prefixes that it shares with earlier ones;
+    /// the first tree that has the target of a prediction makes it. Losses and gradients are the
+    /// same, with more tokens; a path over the budget is an error. A baseline to measure the gain
+    /// of gateways.
     RepeatedPrefixes,
 }

@@ -9,7 +9,7 @@ use crate::objective::StepTotals;
 use crate::occurrences::Occurrences;
 use crate::packs::PackedStep;
 
-/// The id of what is in the packs of a step.
+/// The id of a step: a hash of its packs, totals and trajectories.
 pub fn step_id(step: &PackedStep) -> StepId {
     let mut hasher = FxHasher::default();
     hash_totals(&step.totals, &mut hasher);
@@ -52,7 +52,7 @@ fn hash_occurrences(occurrences: &Occurrences, hasher: &mut FxHasher) {
     (occurrences.loss_form as u8).hash(hasher);
     occurrences.rows.hash(hasher);
     occurrences.targets.hash(hasher);
-    // Whole lists at once: Fx mixes the bytes of a list better than one number after another.
+    // Lists are hashed at once: Fx mixes the bytes of a list better than single numbers.
     let weights = occurrences.weights.iter().map(|weight| weight.to_bits());
     weights.collect::<Vec<u64>>().hash(hasher);
     occurrences.trajectories.hash(hasher);

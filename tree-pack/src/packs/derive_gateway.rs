@@ -1,4 +1,4 @@
-//! The gateway that follows from the rows before the roots of a pack.
+//! Derives the gateway of a pack from the rows before its roots.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use super::gateway::{Gateway, PastRun};
 use super::pack::Pack;
 use crate::layout::TreeLayout;
 
-/// What is wrong with a gateway.
+/// An inconsistency of a gateway.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("gateway: {what} {index}: got {value}, expected {expected}")]
 pub struct GatewayError {
@@ -24,7 +24,7 @@ impl Gateway {
     /// The gateway of a pack with this layout whose roots continue the given rows of the pack
     /// `parent`, one for each root.
     ///
-    /// `packs` are packs of the step from number `first_pack` on; they include `parent` and its
+    /// `packs` are the packs of the step from index `first_pack` on; they include `parent` and its
     /// ancestors, which are valid.
     pub(crate) fn derive(
         packs: &[Pack],
@@ -77,7 +77,7 @@ impl Gateway {
     }
 }
 
-/// A segment on the path of some roots.
+/// A segment on the paths of several roots.
 struct Ancestor {
     segment: u32,
     /// The roots, as numbers.
@@ -107,7 +107,7 @@ fn ancestor_segments(
         while let Some(segment) = next {
             let node = layout.segments[segment as usize];
             let subtree = node.start..layout.subtree_ends[node.start as usize];
-            // Depth-first order: what is above the root before was met there.
+            // In depth-first order, the previous root has already found the common ancestors.
             if root > 0 && subtree.contains(&continued[root - 1]) {
                 break;
             }
@@ -133,7 +133,8 @@ fn ancestor_segments(
     }
 }
 
-/// The past keys of the parent that are past keys of a pack whose roots continue these rows.
+/// The past keys of the parent that are also past keys of a pack whose roots continue the given
+/// rows.
 fn outer_runs(
     parent: &Pack,
     continued: &[u32],

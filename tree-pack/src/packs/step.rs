@@ -6,8 +6,8 @@ use crate::objective::StepTotals;
 /// The packs of one optimizer step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PackedStep {
-    /// The packs; what one continues from ([`Pack::gateway`]) comes before it. The loss of the
-    /// step is the sum of theirs.
+    /// The packs; a pack comes after those that it continues ([`Pack::gateway`]). The loss of the
+    /// step is the sum of their losses.
     pub packs: Vec<Pack>,
     /// Sums over the step.
     pub totals: StepTotals,
@@ -33,20 +33,19 @@ pub struct StepTrajectory {
 }
 
 impl PackedStep {
-    /// Number of original predictions that the packs train. If it is 0, nothing is trained: the
-    /// loss is 0 whatever the model computes, and so is every gradient.
+    /// Number of original predictions that the packs train. If it is 0, the loss and all gradients
+    /// are 0 for every model.
     ///
-    /// Those of these packs alone: [`PackedStep::totals`] of a rank's packs
-    /// ([`crate::RankAssignment::step_of`]) are those of the whole step, of which a rank may have
-    /// nothing that is trained.
+    /// It counts these packs only. For the packs of a rank ([`crate::RankAssignment::step_of`]),
+    /// [`PackedStep::totals`] are those of the whole step, although the rank may train nothing.
     pub fn trained_predictions(&self) -> usize {
         let packs = self.packs.iter();
         let counts = packs.flat_map(|pack| &pack.occurrences.multiplicities);
         counts.map(|&count| count as usize).sum()
     }
 
-    /// Most tokens that are held at once where each pack waits for those that continue it: the
-    /// largest sum over a pack and all that it continues, without padding.
+    /// Maximum number of tokens in memory at once if each pack is retained for those that continue
+    /// it: the largest sum over a pack and all its ancestors, without padding.
     pub fn retained_tokens(&self) -> usize {
         let mut chains: Vec<usize> = Vec::with_capacity(self.packs.len());
         for pack in &self.packs {

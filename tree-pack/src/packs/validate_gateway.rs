@@ -24,7 +24,7 @@ impl GatewayError {
 }
 
 impl Gateway {
-    /// Checks the gateway of the pack `number` with this layout, all packs before which are valid.
+    /// Checks the gateway of the pack `number`, which has this layout. All earlier packs are valid.
     pub(crate) fn validate(
         &self,
         packs: &[Pack],

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::trajectory::FieldError;
 
-/// What can be wrong with a file of trajectories.
+/// Errors of reading a file of trajectories.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
@@ -17,7 +17,7 @@ pub enum ReadError {
         /// The cause.
         source: io::Error,
     },
-    /// The file cannot be read on.
+    /// Reading the file failed.
     #[error("{}:{line}: cannot read: {source}", file.display())]
     Io {
         /// The file.
@@ -37,7 +37,7 @@ pub enum ReadError {
         /// The limit in bytes.
         limit: usize,
     },
-    /// A line is not JSON, for example because the file was cut off.
+    /// A line is not JSON, for example because the file is truncated.
     #[error(
         "{}:{line}:{column}: {}{message}",
         file.display(),
@@ -52,7 +52,7 @@ pub enum ReadError {
         column: usize,
         /// The field being read, if any.
         field: Option<String>,
-        /// What the JSON parser says.
+        /// The message of the JSON parser.
         message: String,
     },
     /// A field is missing or has a wrong value.
@@ -62,7 +62,7 @@ pub enum ReadError {
         file: PathBuf,
         /// The line.
         line: u64,
-        /// The field, its value and what was expected.
+        /// The field, its value and the expected value.
         #[source]
         error: FieldError,
     },

@@ -8,7 +8,7 @@ use serde::de;
 use super::error::ReadError;
 use crate::trajectory::{Advantage, FieldError, Trajectory};
 
-/// An error of one line, before it is known where the line is.
+/// An error of one line, without file and line number.
 #[derive(Debug)]
 pub enum LineError {
     Json {
@@ -39,7 +39,7 @@ impl LineError {
     }
 }
 
-/// What has been read of a line so far, and where the parser is.
+/// The fields of a line that have been read, and the position of the parser.
 #[derive(Default)]
 pub struct Line {
     pub vocab_size: Option<u32>,
@@ -57,13 +57,13 @@ pub struct Line {
     pub sampling_log_probs: Option<Vec<f32>>,
     pub weight: Option<f64>,
     pub has_messages: bool,
-    /// Bit `i` is set once `FIELDS[i]` has been met.
+    /// Bit `i` is set if `FIELDS[i]` has been read.
     pub seen: u32,
-    /// Field being read, the index in its list, and what it must hold.
+    /// Field being read, the index in its list, and the expected value.
     pub field: &'static str,
     pub index: Option<usize>,
     pub expected: String,
-    /// Set where a value was JSON, but not what is expected.
+    /// Set if a value is valid JSON, but not the expected value.
     pub field_error: Option<FieldError>,
 }
 
@@ -140,7 +140,7 @@ impl Line {
         self.expected = expected.into();
     }
 
-    /// Notes that the value just read is not what the current field holds.
+    /// Records that the value just read is not valid for the current field.
     pub fn refuse<E: de::Error>(&mut self, value: impl fmt::Display) -> E {
         self.field_error = Some(FieldError::new(
             self.location(),
@@ -151,7 +151,8 @@ impl Line {
     }
 }
 
-/// The literals that Python and JavaScript write for what JSON cannot express.
+/// Whether the text is a literal that Python or JavaScript writes for a number that JSON cannot
+/// express.
 fn is_not_a_number(text: &str) -> bool {
     let text = text.trim_start_matches('-');
     ["NaN", "nan", "Infinity", "inf"].contains(&text)

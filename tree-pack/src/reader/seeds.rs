@@ -25,7 +25,7 @@ const FIELDS: [&str; 14] = [
     "messages",
 ];
 
-/// Other names of fields, and `FIELDS`' name.
+/// Alternative names of fields, with the names in `FIELDS`.
 const ALIASES: [(&str, &str); 2] = [("old_logp", "old_logps"), ("ref_logp", "ref_logps")];
 
 const NUMBER: &str = "a finite number";

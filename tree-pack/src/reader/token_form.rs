@@ -6,7 +6,7 @@ use super::line::{Line, LineError};
 use super::seeds::LineSeed;
 use crate::trajectory::Trajectory;
 
-/// Parses one line and checks what it holds.
+/// Parses and validates one line.
 pub fn parse_trajectory(json: &[u8], vocab_size: Option<u32>) -> Result<Trajectory, LineError> {
     let mut line = Line {
         vocab_size,

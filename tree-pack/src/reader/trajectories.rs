@@ -1,4 +1,4 @@
-//! Streaming reader of trajectories in token form, one JSON object a line.
+//! Streaming reader of trajectories in token form, one JSON object per line.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,8 @@ use crate::trajectory::Trajectory;
 /// A line is an object with `task_id`, `rollout_id`, `tokens` and `loss_mask` (0/1 or booleans),
 /// and optionally `segment`, `segments`, `reward`, `advantage` (a number) or `advantages` (a list),
 /// `old_logps`, `ref_logps` (also `old_logp`, `ref_logp`), `sampling_logps` and `weight`. Lists of
-/// advantages and log-probabilities have one entry less than `tokens`: entry `t` belongs to token
-/// `t + 1`. Other fields are ignored, blank lines are skipped, and several lines may have the same
-/// ids.
+/// advantages and log-probabilities have one entry fewer than `tokens`: entry `t` belongs to token
+/// `t + 1`. Other fields are ignored, blank lines are skipped, and ids may repeat.
 ///
 /// # Errors
 /// [`ReadError::Open`] if the file cannot be opened.
@@ -41,7 +40,7 @@ pub fn read_trajectories(path: impl AsRef<Path>) -> Result<TrajectoryReader, Rea
     })
 }
 
-/// Reads all trajectories of some files, in order.
+/// Reads all trajectories of several files, in order.
 ///
 /// # Errors
 /// The first error of [`read_trajectories`].
@@ -59,8 +58,8 @@ pub fn load_trajectories<P: AsRef<Path>>(
 
 /// Iterator over the trajectories of a file; see [`read_trajectories`].
 ///
-/// Holds one line in memory. After the error of a line the next call goes on with the next line;
-/// after [`ReadError::Io`] and [`ReadError::LineTooLong`] the iterator ends.
+/// Keeps one line in memory. After an error in a line, the next call continues with the next line.
+/// [`ReadError::Io`] and [`ReadError::LineTooLong`] end the iterator.
 pub struct TrajectoryReader {
     lines: JsonLines,
     vocab_size: Option<u32>,
@@ -68,7 +67,7 @@ pub struct TrajectoryReader {
 }
 
 impl TrajectoryReader {
-    /// Reads from `source` (plain or gzip), called `name` in errors.
+    /// Reads from `source` (plain or gzip), with `name` in errors.
     ///
     /// # Errors
     /// [`ReadError::Open`] if the first bytes cannot be read.
@@ -83,14 +82,14 @@ impl TrajectoryReader {
         })
     }
 
-    /// Makes token ids of `vocab_size` and more an error.
+    /// Refuses token ids of at least `vocab_size`.
     pub fn with_vocab_size(mut self, vocab_size: u32) -> Self {
         self.vocab_size = Some(vocab_size);
         self
     }
 
-    /// Sets the length in bytes above which a line is an error
-    /// ([`crate::DEFAULT_MAX_LINE_BYTES`] unless set).
+    /// Sets the maximum line length in bytes ([`crate::DEFAULT_MAX_LINE_BYTES`] by default); a
+    /// longer line is an error.
     pub fn with_max_line_bytes(mut self, max_line_bytes: usize) -> Self {
         self.lines = self.lines.with_max_line_bytes(max_line_bytes);
         self

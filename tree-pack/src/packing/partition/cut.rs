@@ -7,8 +7,8 @@ use crate::forest::Node;
 pub struct Cut {
     /// Whether its first token begins a part.
     pub above: bool,
-    /// Tokens of the part of the first token that are in the node's subtree. Where that ends
-    /// inside of the node, parts of as many tokens as the budget follow.
+    /// Tokens of the node's subtree that are in the same part as the node's first token. If this
+    /// part ends inside the node, parts of `budget` tokens follow.
     pub top: u32,
 }
 
@@ -21,8 +21,8 @@ pub fn node_cuts(nodes: &[Node], budget: u32) -> Vec<Cut> {
     nodes.iter().map(cut).collect()
 }
 
-/// Cuts that close all children of a token or none: those that do not fit together are left for
-/// parts of several roots.
+/// Cuts above all children of a token or above none. Children that do not fit together remain for
+/// parts with several roots.
 pub fn all_or_none_cuts(nodes: &[Node], budget: u32) -> Vec<Cut> {
     let first_node = nodes[0].subtree_end_node - nodes.len() as u32;
     let mut cuts = vec![Cut::default(); nodes.len()];
@@ -30,7 +30,7 @@ pub fn all_or_none_cuts(nodes: &[Node], budget: u32) -> Vec<Cut> {
     let mut below = vec![0u64; nodes.len()];
     let budget = u64::from(budget);
     for (number, node) in nodes.iter().enumerate().rev() {
-        // The node's last token is between its children.
+        // The node's last token joins its children.
         let taken_in = if below[number] < budget {
             below[number]
         } else {

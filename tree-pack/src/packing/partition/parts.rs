@@ -68,7 +68,7 @@ impl Partition {
         sizes
     }
 
-    /// Most tokens of a part and all that it continues.
+    /// Largest number of tokens of a part and all its ancestor parts.
     pub fn retained_tokens(&self) -> usize {
         let mut chains = self.sizes();
         for (part, parent) in self.parents.iter().enumerate() {

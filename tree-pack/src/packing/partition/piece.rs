@@ -3,7 +3,7 @@
 use crate::forest::PrefixForest;
 use crate::layout::{Segment, TreeLayout};
 
-/// Consecutive tokens of a node that are in one part.
+/// Consecutive tokens of a node in one part.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
     /// First row of the forest.
@@ -26,7 +26,7 @@ impl Piece {
     }
 }
 
-/// The layout of the given pieces, in ascending order; those whose parent is not among them are
+/// The layout of the given pieces, in ascending order. Pieces whose parents are not given are
 /// roots.
 pub fn layout_of(pieces: &[Piece], own: &[u32], forest: &PrefixForest) -> TreeLayout {
     let mut layout = TreeLayout {

@@ -31,7 +31,7 @@ pub fn packs_of_smaller_trees(
     };
     let pieces: Vec<Piece> = nodes.iter().zip(tree.trajectories).map(piece).collect();
     let mut packs: Vec<Pack> = Vec::with_capacity(trees.len());
-    // For each node the first pack that has it, and its first row there.
+    // For each node, the first pack that contains it and its first row in this pack.
     let mut places: Vec<(u32, u32)> = Vec::with_capacity(nodes.len());
     for new in &trees.new_nodes {
         let above = std::iter::successors(pieces[new.start].parent, |&node| {
@@ -43,7 +43,7 @@ pub fn packs_of_smaller_trees(
         own.extend(new.start as u32..new.end as u32);
         let layout = layout_of(&pieces, &own, forest);
         let mut counts = trajectory_counts(&pieces, &own);
-        // Their trajectories are counted in the pack before that has these rows, too.
+        // The earlier pack with these rows already counts their trajectories.
         let repeated_rows = layout.segments[repeated].start as usize;
         counts[..repeated_rows].fill(0);
         let number = packs.len() as u32;
@@ -66,7 +66,7 @@ pub fn packs_of_smaller_trees(
     packs
 }
 
-/// Puts the predictions of a tree into the packs that first have their targets.
+/// Puts each prediction of a tree into the first pack that contains its target.
 fn distribute(
     occurrences: &Occurrences,
     tree: &TreeNodes,
@@ -93,7 +93,7 @@ fn distribute(
             node
         } else {
             let token = |child: usize| forest.tokens()[nodes[child].start as usize];
-            // Entries of a row are in order of the children.
+            // Entries of a row are in the order of the children.
             while token(child) != occurrences.targets[entry] {
                 child = (nodes[child].subtree_end_node - first_node) as usize;
             }

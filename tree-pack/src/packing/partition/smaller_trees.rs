@@ -11,10 +11,10 @@ pub struct SmallerTrees {
 }
 
 impl SmallerTrees {
-    /// Puts consecutive root-to-leaf paths together, as many as fit.
+    /// Puts as many consecutive root-to-leaf paths into each tree as fit.
     ///
     /// # Errors
-    /// The tokens of a path that does not fit.
+    /// The number of tokens of a path that does not fit.
     pub fn new(nodes: &[Node], budget: usize) -> Result<Self, usize> {
         let mut trees: Vec<Range<usize>> = Vec::new();
         let mut first = 0;
