@@ -1,4 +1,4 @@
-//! Packed losses of random trajectories against those of separate sequences.
+//! Compares packed losses of random trajectories with those of separate sequences.
 
 mod reference;
 
@@ -49,8 +49,8 @@ fn is_defined(objective: Objective, aggregation: Aggregation, loss: LossForm) ->
     }
 }
 
-/// The first prediction that differs from an earlier one of the same prefix as far as the loss can
-/// tell: (earlier trajectory, later trajectory, token index), by task, trajectory and token.
+/// The first prediction that differs from an earlier one of the same prefix in an input of the
+/// loss: (earlier trajectory, later trajectory, token index), by task, trajectory and token.
 fn first_difference(trajectories: &[Trajectory], loss: LossForm) -> Option<(usize, usize, usize)> {
     let mut tasks: Vec<&str> = Vec::new();
     for trajectory in trajectories {
@@ -101,11 +101,11 @@ proptest! {
     // Each case packs all 192 combinations.
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// The step has the loss of the separate sequences for every objective, aggregation and loss
-    /// that is defined, merged or flat, however the trees are spread over packs; and merging is
-    /// refused exactly where it would change the loss.
+    /// The step has the loss of the separate sequences for every defined objective, aggregation and
+    /// loss, merged or flat, for every distribution of trees over packs. Merging is refused exactly
+    /// where it would change the loss.
     ///
-    /// Tolerance: sums of at most some hundred f64 terms of order 1, added in another order.
+    /// Tolerance: sums of at most a few hundred f64 terms of order 1, in another order.
     #[test]
     fn packs_have_the_loss_of_separate_sequences(
         trajectories in trajectories(8),

@@ -1,4 +1,4 @@
-//! Packed steps as files: what is written is read, and what is damaged is refused.
+//! Files of packed steps: written steps are read back, and damaged ones are refused.
 
 mod reference;
 
@@ -189,7 +189,7 @@ fn steps_that_contradict_themselves_are_refused() {
     check_refused(small_step, &damages);
 }
 
-/// Of a pack with a gateway: rows that are not there or not ancestors, and wrong intervals.
+/// A pack with a gateway: rows that do not exist or are not ancestors, and wrong intervals.
 #[test]
 fn gateways_that_contradict_the_packs_are_refused() {
     let damages: [Damage; 14] = [
@@ -250,7 +250,7 @@ fn gateways_that_contradict_the_packs_are_refused() {
     check_refused(partitioned_step, &damages);
 }
 
-/// What a step is called is as in the step that was saved, whether it is known or not.
+/// The ids and names are those of the saved step, known or unknown.
 #[test]
 fn files_have_the_step_and_the_names_of_trajectories() {
     let folder = tempfile::tempdir().unwrap();
@@ -300,7 +300,7 @@ fn saving_replaces_the_whole_file_or_nothing() {
     let names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
     assert_eq!(names.len(), 1, "no temporary file is left");
 
-    // A folder in the place of the file cannot be replaced; nothing is left behind.
+    // A folder with the name of the file cannot be replaced; no other file remains.
     let occupied = folder.path().join("occupied");
     std::fs::create_dir(&occupied).unwrap();
     std::fs::write(occupied.join("kept"), "").unwrap();

@@ -64,9 +64,9 @@ impl TurnFormat {
         let start = marker(opening).ok_or_else(|| {
             problem("the generation prompt does not begin with an added token of the tokenizer")
         })?;
-        let (_, after) = history
-            .split_once(ANSWER)
-            .ok_or_else(|| problem("the content of an assistant is changed by the template"))?;
+        let (_, after) = history.split_once(ANSWER).ok_or_else(|| {
+            problem("the template does not render the content of an assistant unchanged")
+        })?;
         let end = marker(after).ok_or_else(|| {
             problem("no added token of the tokenizer follows an assistant's content")
         })?;

@@ -8,7 +8,8 @@ use tree_pack::{
 use super::MODES;
 use super::reference::{past_keys, predictions};
 
-/// A budget that holds every tree changes nothing, and one that does not is refused by default.
+/// With a budget for every tree, partitioning changes nothing; a smaller budget is an error by
+/// default.
 #[test]
 fn partitioning_touches_only_trees_over_the_budget() {
     let trajectory = |task: &str, tokens: &[u32]| {
@@ -42,7 +43,7 @@ fn partitioning_touches_only_trees_over_the_budget() {
         assert_eq!((gateway.parent, gateway.past_keys()), (1, 2));
         assert_eq!(gateway.root_parents, [1]);
         assert_eq!(step.packs[2].layout.position_ids, [2, 3, 4, 5, 6]);
-        // The prediction across the cut is the parent's.
+        // The parent makes the prediction across the cut.
         assert_eq!(step.packs[1].occurrences.rows, [0, 1]);
         assert_eq!(step.packs[1].occurrences.targets, [2, 3]);
         let count: usize = step.packs.iter().map(|pack| pack.occurrences.len()).sum();
@@ -53,7 +54,7 @@ fn partitioning_touches_only_trees_over_the_budget() {
     }
 }
 
-/// Rows of siblings before the cut are no past keys, and positions go on by depth.
+/// Rows of siblings before the cut are not past keys, and positions continue by depth.
 #[test]
 fn past_keys_skip_siblings_before_the_cut() {
     let trajectory =
@@ -91,7 +92,7 @@ fn past_keys_skip_siblings_before_the_cut() {
     }
 }
 
-/// The picture of the documentation: two parts share a pack, three levels of nodes, two of packs.
+/// The example of the documentation: two parts share a pack; three levels of nodes, two of packs.
 #[test]
 fn parts_that_continue_one_part_share_a_pack() {
     let trajectories = ["ABCDE", "ABFGHIJ", "ABFK", "ABLM"].map(|tokens| {

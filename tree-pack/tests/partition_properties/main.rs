@@ -1,5 +1,5 @@
-//! Trees in parts against the same trees whole: the same rows, paths and predictions, each in one
-//! pack, whatever the budget.
+//! Compares partitioned trees with whole ones: the same rows, paths and predictions, each in one
+//! pack, for every budget.
 
 mod examples;
 #[path = "../reference/mod.rs"]
@@ -14,7 +14,7 @@ use tree_pack::{
 
 const MODES: [Partitioning; 2] = [Partitioning::Connected, Partitioning::Shared];
 
-/// Every prediction as the path it is made from and all its columns, in a fixed order.
+/// Every prediction, as the path of its row and all its columns, in a fixed order.
 fn predictions_of(step: &PackedStep) -> Vec<String> {
     let paths = paths_of(step);
     let mut all = Vec::new();
@@ -40,7 +40,7 @@ fn predictions_of(step: &PackedStep) -> Vec<String> {
     all
 }
 
-/// How many trajectories go through each path, repeated rows not counted again.
+/// Number of trajectories through each path; repeated rows count once.
 fn counts_of(step: &PackedStep) -> Vec<(Prefix, u32)> {
     let mut counts = Vec::new();
     for (pack, paths) in step.packs.iter().zip(paths_of(step)) {
@@ -56,7 +56,7 @@ fn counts_of(step: &PackedStep) -> Vec<(Prefix, u32)> {
     counts
 }
 
-/// Checks all that a partitioned step promises beyond [`PackedStep::validate`].
+/// Checks the guarantees of a partitioned step beyond [`PackedStep::validate`].
 fn check(step: &PackedStep, options: &PackOptions) -> Result<(), TestCaseError> {
     prop_assert_eq!(step.validate(), Ok(()));
     let paths = paths_of(step);
@@ -76,7 +76,7 @@ fn check(step: &PackedStep, options: &PackOptions) -> Result<(), TestCaseError> 
         for query in 0..layout.len() {
             let (task, path) = &paths[number][query];
             prop_assert_eq!(layout.position_ids[query] as usize + 1, path.len());
-            // What the row sees: past keys, then rows of its own pack, outermost first.
+            // The keys that the row sees: past keys, then rows of its own pack, outermost first.
             let past = keys
                 .iter()
                 .filter(|(_, rows)| rows.contains(&(query as u32)));
@@ -199,8 +199,8 @@ proptest! {
         }
     }
 
-    /// Smaller trees that repeat prefixes make every prediction once, too; a path that does not
-    /// fit is refused.
+    /// Smaller trees that repeat prefixes also make every prediction once; a path that does not fit
+    /// is an error.
     #[test]
     fn smaller_trees_repeat_rows_but_no_prediction(
         trajectories in trajectories(7),

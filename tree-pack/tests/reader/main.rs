@@ -1,4 +1,4 @@
-//! The reader of the token form: what it accepts, and what it says of what it does not.
+//! The reader of token form: accepted input, and errors for all other input.
 
 mod properties;
 #[path = "../reference/mod.rs"]
@@ -91,7 +91,7 @@ fn rows_of_log_probs_belong_to_the_next_token() {
     assert_eq!(read.old_log_prob_of(2), Some(-0.5));
 }
 
-/// Byte-order mark, CRLF, blank lines and a missing last line end change nothing but line numbers.
+/// Byte-order mark, CRLF, blank lines and a missing last line end only change line numbers.
 #[test]
 fn byte_order_mark_crlf_and_blank_lines() {
     let line = line();
@@ -190,7 +190,7 @@ fn gzip_is_recognised_by_its_content() {
         2
     );
 
-    // Several members after one another, as `cat a.gz b.gz` makes.
+    // Several consecutive members, as `cat a.gz b.gz` writes them.
     assert_eq!(read([bytes.clone(), bytes.clone()].concat()).len(), 4);
 
     let cut_off = read(&bytes[..bytes.len() - 9]);

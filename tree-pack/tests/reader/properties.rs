@@ -1,4 +1,4 @@
-//! Any file is read or refused.
+//! Every file is read or refused with an error.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -37,7 +37,7 @@ proptest! {
         }
     }
 
-    /// Damaged lines are read as valid trajectories or refused with file and line.
+    /// Damaged lines give valid trajectories or errors with file and line.
     #[test]
     fn damaged_lines_give_an_answer(
         trajectories in reference::trajectories(3),

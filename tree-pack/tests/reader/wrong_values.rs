@@ -1,4 +1,4 @@
-//! Errors name the field, its value and what was expected.
+//! Errors name the field, its value and the expected value.
 
 use std::io::Cursor;
 

@@ -1,4 +1,4 @@
-//! Faults that other implementations of packing trees have had, each as a test of its own.
+//! Faults of other implementations of tree packing, one test each.
 
 mod means;
 #[path = "../reference/mod.rs"]
@@ -39,8 +39,8 @@ fn weight_of(step: &PackedStep, path: &[u32], target: u32) -> f64 {
     sum
 }
 
-/// A sampled token that three trajectories share counts three times per path and per occurrence,
-/// and once where uniqueness is asked for; never by accident.
+/// A sampled token that three trajectories share counts three times with the objectives PerPath and
+/// PerOccurrence, and once with Unique.
 #[test]
 fn shared_sampled_tokens_count_as_the_objective_says() {
     let trajectories = [
@@ -151,8 +151,8 @@ fn visibility_is_right_at_depth_five() {
     }
 }
 
-/// Equal trajectories, also with others between them, and strict prefixes of others count fully,
-/// whatever their order.
+/// Equal trajectories, even with others between them, and strict prefixes of others count fully in
+/// every order.
 #[test]
 fn duplicates_and_strict_prefixes_in_any_order() {
     let sequences: [&[u32]; 5] = [&[1, 2, 3, 4], &[1, 2], &[1, 2, 3, 4], &[1, 5], &[1, 2, 3]];
@@ -198,7 +198,7 @@ fn permutations(order: &mut [usize; 5], from: usize, visit: &mut impl FnMut(&[us
     }
 }
 
-/// Trajectories are counted, not leaves: one that ends at an inner node has its weight.
+/// Trajectories count, not leaves: a trajectory that ends at an inner node has its weight.
 #[test]
 fn trajectories_that_end_at_inner_nodes_have_weight() {
     let trajectories = [
@@ -213,11 +213,11 @@ fn trajectories_that_end_at_inner_nodes_have_weight() {
         ..PackOptions::new(100)
     };
     let step = pack(&trajectories, &options);
-    // 1/3 of each trajectory's mean: half, all and half of them is this prediction.
+    // One third of each trajectory's mean, of which this prediction is a half, all and a half.
     assert!((weight_of(&step, &[1], 2) - (0.5 + 1.0 + 0.5) / 3.0).abs() < 1e-15);
 }
 
-/// Whatever is wrong with a file is named with file and line, and nothing of it is used.
+/// Every error in a file names file and line, and nothing of the file is used.
 #[test]
 fn bad_lines_are_named_by_file_and_line() {
     let folder = tempfile::tempdir().unwrap();

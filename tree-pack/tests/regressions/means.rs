@@ -9,7 +9,7 @@ use tree_pack::{
 
 use super::reference::{noise, packed_loss, separate_loss};
 
-/// Tasks of very different sizes, some without anything trained.
+/// Tasks of very different sizes, some without trained tokens.
 fn uneven_tasks() -> Vec<Trajectory> {
     (0..40u32)
         .map(|number| {
@@ -27,8 +27,8 @@ fn uneven_tasks() -> Vec<Trajectory> {
         .collect()
 }
 
-/// A mean is over the tokens of the step: it does not change with the number of packs, their
-/// padding, or whether anything is shared.
+/// A mean is over the tokens of the step: it does not depend on the number of packs, on padding, or
+/// on sharing.
 #[test]
 fn means_do_not_depend_on_the_number_of_packs() {
     let trajectories = uneven_tasks();
@@ -62,8 +62,8 @@ fn means_do_not_depend_on_the_number_of_packs() {
     }
 }
 
-/// Padding is counted nowhere but in `padded_len`, and packs are no unit of averaging: all
-/// predictions of a token mean have the same weight, in a pack of three tokens and of three hundred.
+/// Only `padded_len` counts padding, and a mean is not over packs: all predictions of a token mean
+/// have the same weight, in a pack of three tokens or of three hundred.
 #[test]
 fn packs_and_padding_are_not_counted() {
     let trajectories = uneven_tasks();

@@ -45,7 +45,7 @@ fn deep_paths_and_trees() {
     );
 }
 
-/// What is stored is linear in the tokens: a million leaves would need a terabyte otherwise.
+/// Memory is linear in the number of tokens: otherwise a million leaves would need a terabyte.
 #[test]
 fn a_million_branches_need_no_matrix() {
     let count = 1_000_000;
@@ -67,7 +67,7 @@ fn a_million_branches_need_no_matrix() {
     );
 }
 
-/// The budget is one of tree tokens: neither of paths nor of their sum.
+/// The budget counts tree tokens, not the tokens of a path or the sum over paths.
 #[test]
 fn a_bushy_tree_is_measured_by_its_tokens() {
     // A shared prompt of 50 tokens and 20 answers of 10: 250 tree tokens, paths of 60, 1200 flat.
