@@ -85,7 +85,7 @@ impl AdvantageEstimator {
 /// The rewards of the rollouts of a data set.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RewardStats {
-    /// Number of rollouts, whatever their numbers of trajectories.
+    /// Number of rollouts, not of their trajectories.
     pub rollouts: usize,
     /// Tasks.
     pub groups: usize,

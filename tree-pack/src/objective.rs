@@ -216,7 +216,7 @@ impl Coefficients {
             Aggregation::ConstantLength(length) => totals.trajectories as f64 * length,
             Aggregation::Constant(denominator) => denominator,
         };
-        // A step that trains nothing has a loss of 0, whatever its denominator.
+        // A step that trains nothing has a loss of 0 for every denominator.
         let trains_nothing = totals.trained_tokens == 0;
         let usable = |number: f64| number.is_finite() && number > 0.0;
         let constant = match aggregation {

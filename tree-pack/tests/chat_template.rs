@@ -12,7 +12,10 @@ fn messages() -> Vec<Value> {
     vec![
         json!({"role": "system", "content": "Be <brief> & 'kind'."}),
         json!({"role": "user", "content": "Größe? 😀\n"}),
-        json!({"role": "assistant", "content": null, "tool_calls": [{"type": "function", "function": call}]}),
+        json!({
+            "role": "assistant", "content": null,
+            "tool_calls": [{"type": "function", "function": call}],
+        }),
         json!({"role": "tool", "content": "  x\ty "}),
     ]
 }
@@ -283,7 +286,9 @@ fn json_values() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn any_bytes_are_a_conversation_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_are_a_conversation_or_an_error(
+        bytes in prop::collection::vec(any::<u8>(), 0..200),
+    ) {
         let _ = Conversation::from_json(Path::new("x"), 1, &bytes);
     }
 
@@ -298,7 +303,10 @@ proptest! {
 
     /// A real template renders messages of any shape to text or returns an error.
     #[test]
-    fn any_messages_render_or_fail(chat in prop::collection::vec(json_values(), 0..4), tools in json_values()) {
+    fn any_messages_render_or_fail(
+        chat in prop::collection::vec(json_values(), 0..4),
+        tools in json_values(),
+    ) {
         let template = ChatTemplate::from_file(&data("qwen3.jinja")).unwrap();
         let _ = template.render(&chat, Some(&tools), true);
     }
@@ -308,9 +316,10 @@ proptest! {
         source in prop::collection::vec(prop_oneof![
             "[ -~]{0,6}",
             prop::sample::select(vec![
-                "{%", "%}", "{{", "}}", "{#", "#}", "{%-", "-%}", "generation", "endgeneration", "for", "in",
-                "endfor", "if", "endif", "messages", "[::-1]", "| tojson", "(", ")", "loop.index", "namespace(", "set",
-                "strftime_now('%", "raise_exception('", "'", "é", ".split('", "macro", "endmacro", "range(9)",
+                "{%", "%}", "{{", "}}", "{#", "#}", "{%-", "-%}", "generation", "endgeneration", "for",
+                "in", "endfor", "if", "endif", "messages", "[::-1]", "| tojson", "(", ")", "loop.index",
+                "namespace(", "set", "strftime_now('%", "raise_exception('", "'", "é", ".split('",
+                "macro", "endmacro", "range(9)",
             ]).prop_map(str::to_owned),
         ], 0..14)
     ) {

@@ -28,10 +28,12 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Maximum number of nodes to draw: those with the largest subtrees.
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     max_nodes: u32,
     /// Length in characters of the longest bar in the terminal.
-    #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
     bar_width: u16,
     /// Show the beginning of each node's text: a tokenizer.json, or the folder of a model.
     #[arg(long, value_name = "PATH")]

@@ -84,7 +84,7 @@ fn read_description(file: &Path, bytes: &[u8]) -> Result<Description, FileError>
             "no key {METADATA_KEY:?}: the file contains no packs"
         ))
     })?;
-    /// Parsed first, so that an unknown version is an error of its own.
+    /// Parsed first, so that an unknown version has its own error.
     #[derive(Deserialize)]
     struct Versioned {
         version: u32,

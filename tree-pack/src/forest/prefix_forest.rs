@@ -64,7 +64,7 @@ impl PrefixForest {
         self.trees.partition_point(|tree| tree.nodes.end <= end)
     }
 
-    /// Whether every trajectory is a chain of its own.
+    /// Whether every trajectory is a separate chain.
     pub fn is_flat(&self) -> bool {
         self.merged.is_some()
     }

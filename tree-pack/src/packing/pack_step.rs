@@ -16,8 +16,8 @@ use crate::trajectory::Trajectory;
 /// Packs forests as one optimizer step.
 ///
 /// Each tree is whole in one pack, unless it exceeds the budget and [`PackOptions::partitioning`]
-/// allows it to be split into packs of its own. Bin packing is heuristic and aims at few packs.
-/// Weights contain the denominator of the whole step.
+/// splits it over several packs. A bin-packing heuristic keeps the number of packs small. Weights
+/// contain the denominator of the whole step.
 ///
 /// `trajectories` is the data set from which the forests were built. The result depends on the
 /// arguments alone.

@@ -161,7 +161,11 @@ proptest! {
     ) {
         let build = if flat { flat_forests } else { build_forests };
         let forests = build(&trajectories).unwrap();
-        let whole = PackOptions { loss, pad_to_multiple, ..PackOptions::new(largest_tree(&forests)) };
+        let whole = PackOptions {
+            loss,
+            pad_to_multiple,
+            ..PackOptions::new(largest_tree(&forests))
+        };
         let whole = pack_step(&trajectories, &forests, &whole).unwrap();
         let mut rows: Vec<Prefix> = paths_of(&whole).concat();
         rows.sort();
@@ -171,7 +175,9 @@ proptest! {
         let predictions = predictions_of(&whole);
         let counts = counts_of(&whole);
         for (path, count) in &counts {
-            let through = |own: &&Trajectory| own.task_id == path.0 && own.tokens.starts_with(&path.1);
+            let through = |own: &&Trajectory| {
+                own.task_id == path.0 && own.tokens.starts_with(&path.1)
+            };
             let expected = if flat { 1 } else { trajectories.iter().filter(through).count() };
             prop_assert_eq!(*count as usize, expected);
         }

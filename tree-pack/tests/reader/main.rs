@@ -38,7 +38,8 @@ fn all_fields_are_read() {
     let json = json!({
         "task_id": "t", "rollout_id": 7, "segment": 1, "segments": 3, "reward": -1,
         "tokens": [5, 6, 7], "loss_mask": [true, false, 1], "advantages": [0.5, -2],
-        "old_logps": [-0.1, -0.2], "ref_logps": [-0.3, -0.4], "sampling_logps": [-0.15, -0.25], "weight": 2.5,
+        "old_logps": [-0.1, -0.2], "ref_logps": [-0.3, -0.4],
+        "sampling_logps": [-0.15, -0.25], "weight": 2.5,
         "anything": {"else": [1, "two", null]},
     });
     let expected = Trajectory {
