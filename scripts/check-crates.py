@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks which crate of the workspace depends on which (docs/src/design/crates.md).
+"""Checks the dependencies between crates of the workspace (docs/src/design/crates.md).
 
-Only normal dependencies count: tests and benches may use what they like. Optional dependencies
-count like others. Compiles nothing.
+Only normal dependencies count, including optional ones: tests and benches may use any crate.
+Compiles nothing.
 
 usage: scripts/check-crates.py
 """
@@ -21,7 +21,7 @@ LIBRARIES = OPERATIONS | {
     "tree-training-devices",
 }
 
-# What a crate may depend on. A crate that is not named here fails the check.
+# Allowed dependencies. A crate that is not listed fails the check.
 ALLOWED = {
     "tree-pack": set(),
     "tree-pack-cli": {"tree-pack"},

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks links without a network: of all Markdown files, and of the book's HTML pages.
 
-A relative link must name a file of the repository (of the book), and what follows `#` a heading or
-an id in it. Every page of docs/src must be in SUMMARY.md. Links to other hosts are not followed.
+A relative link must name a file of the repository or of the book, and its fragment a heading or an
+id in that file. Every page of docs/src must be in SUMMARY.md. Links to other hosts are not checked.
 
 usage: scripts/check-links.py [folder of the built book]
 """
@@ -50,7 +50,7 @@ def external(link: str) -> bool:
 def markdown_faults() -> tuple[int, list[str]]:
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"]
     listed = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout.decode()
-    # A file that is deleted and not committed yet is still listed.
+    # The list still contains a deleted file until its deletion is committed.
     files = [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
     faults, count = [], 0
     for path in files:
@@ -65,7 +65,7 @@ def markdown_faults() -> tuple[int, list[str]]:
             if not target.exists():
                 faults.append(f"{name}: no such file")
             elif BOOK in path.parents and BOOK not in target.parents:
-                faults.append(f"{name}: outside of the book, where its readers cannot follow")
+                faults.append(f"{name}: outside the book, where its readers cannot follow")
             elif parts.fragment and target.suffix == ".md":
                 if parts.fragment not in headings(target):
                     faults.append(f"{name}: no such heading")
@@ -95,7 +95,7 @@ class Page(HTMLParser):
 
 
 def site_faults(site: Path) -> tuple[int, list[str]]:
-    # The page of errors refers to the root of a server; the crates' pages are rustdoc's.
+    # The error page links to the root of a server; rustdoc generates the crates' pages.
     paths = [
         path
         for path in sorted(site.rglob("*.html"))

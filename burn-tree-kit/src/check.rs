@@ -1,5 +1,5 @@
 //! Checks of an operation's arguments. They run before dispatch, because Burn only logs a panic in
-//! a deferred task and goes on.
+//! a deferred task and continues.
 
 use burn::tensor::{DType, Device, FloatDType};
 use thiserror::Error;
@@ -7,8 +7,8 @@ use thiserror::Error;
 use crate::dtype::at_least_f32;
 use crate::implementation::Implementation;
 
-/// An argument that an operation refused. The text names the operation and the argument, and says
-/// what was found and what is expected.
+/// An argument that an operation refuses. The message names the operation, the argument, its value
+/// and the expected value.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ArgumentError {
@@ -24,7 +24,7 @@ pub enum ArgumentError {
         /// The shape, and where the requirement comes from.
         expected: String,
     },
-    /// A tensor whose element type the operation does not take.
+    /// A tensor whose element type the operation does not support.
     #[error("{op}: {tensor} is {found:?}, expected {expected}")]
     DType {
         /// The operation.
@@ -62,7 +62,7 @@ pub enum ArgumentError {
         /// What is allowed.
         expected: &'static str,
     },
-    /// An optional tensor that the other arguments make necessary.
+    /// An optional tensor that the other arguments require.
     #[error("{op}: {tensor} is missing, expected {expected}")]
     Missing {
         /// The operation.
@@ -110,14 +110,14 @@ pub enum ArgumentError {
         /// Its shape.
         shape: Vec<usize>,
     },
-    /// The implementation asked for does not run these tensors.
+    /// The requested implementation does not support these tensors.
     #[error("{op}: implementation {requested:?} cannot run: {reason}")]
     Implementation {
         /// The operation.
         op: &'static str,
         /// The implementation.
         requested: Implementation,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// The arguments do not match the plan of the operation.
@@ -125,7 +125,7 @@ pub enum ArgumentError {
     Plan {
         /// The operation.
         op: &'static str,
-        /// What is wrong.
+        /// The contradiction.
         reason: String,
     },
 }
@@ -140,13 +140,13 @@ fn sum_text(sum: &Option<usize>) -> String {
 /// Checks the arguments of one operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Check {
-    /// Name of the operation, as the errors give it.
+    /// Name of the operation in errors.
     pub op: &'static str,
 }
 
 impl Check {
-    /// `found`, the shape of the tensor named `tensor`, must be `expected`; `reason` says where
-    /// that comes from.
+    /// `found`, the shape of the tensor named `tensor`, must be `expected`; `reason` names the
+    /// origin of this requirement.
     ///
     /// # Errors
     /// [`ArgumentError::Shape`]
@@ -239,8 +239,8 @@ impl Check {
         }
     }
 
-    /// The device must be `expected`, that of the tensor named `first`. With and without autodiff
-    /// are the same device.
+    /// The device must be `expected`, that of the tensor named `first`. A device with autodiff
+    /// equals the same device without it.
     ///
     /// # Errors
     /// [`ArgumentError::Device`]
@@ -288,7 +288,7 @@ impl Check {
         }
     }
 
-    /// A list must have `expected` entries; `reason` says where that comes from.
+    /// A list must have `expected` entries; `reason` names the origin of this requirement.
     ///
     /// # Errors
     /// [`ArgumentError::Length`]
@@ -311,7 +311,7 @@ impl Check {
         }
     }
 
-    /// A list of sizes must add up to `expected`; `reason` says where that comes from.
+    /// A list of sizes must add up to `expected`; `reason` names the origin of this requirement.
     ///
     /// # Errors
     /// [`ArgumentError::Sum`], also if the sum exceeds `usize`.
@@ -335,7 +335,7 @@ impl Check {
         }
     }
 
-    /// Takes the plan of the operation out of `plan`, or turns its error into one of arguments.
+    /// Returns the plan of the operation, or converts its error to an [`ArgumentError`].
     ///
     /// # Errors
     /// [`ArgumentError::Plan`]
@@ -448,7 +448,7 @@ mod tests {
             text(CHECK.sum("sizes", &[2, 2], 5, "rows of x")),
             "op: sizes add up to 4, expected 5 (rows of x)"
         );
-        // The wrapped sum would be right.
+        // The wrapped sum would be correct.
         assert_eq!(
             text(CHECK.sum("sizes", &[usize::MAX, 6], 5, "rows of x")),
             format!(

@@ -1,12 +1,12 @@
-//! The choice between the implementations of an operation, and the `tracing` events that tell it.
+//! The choice between the implementations of an operation, and its `tracing` events.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
 use thiserror::Error;
 
-/// The implementation of an operation that the caller asks for. If it cannot run, the operation
-/// returns an error before dispatch; it does not run another one instead.
+/// The implementation of an operation that the caller requests. If it cannot run, the operation
+/// returns an error before dispatch; no other implementation replaces it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Implementation {
     /// The fastest one that device, dtype and shapes allow. On CubeCL runtimes: accelerated
@@ -16,7 +16,7 @@ pub enum Implementation {
     Automatic,
     /// Burn's own operations, on every backend.
     Generic,
-    /// CubeCL kernels that run on each of its runtimes.
+    /// CubeCL kernels that run on all of its runtimes.
     Portable,
     /// CubeCL kernels for the tensor cores of NVIDIA GPUs.
     Accelerated,
@@ -25,7 +25,7 @@ pub enum Implementation {
 /// A set of CubeCL kernels of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernels {
-    /// Kernels that run on each CubeCL runtime.
+    /// Kernels that run on all CubeCL runtimes.
     Portable,
     /// Kernels for the tensor cores of NVIDIA GPUs.
     Accelerated,
@@ -41,19 +41,19 @@ impl Kernels {
     }
 }
 
-/// The reason why an implementation cannot run, in words.
+/// The reason why an implementation cannot run.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct Unavailable(pub String);
 
 impl Implementation {
-    /// Chooses the kernels that run. Returns `None` if the caller asks for Burn's operations.
-    /// `check` says whether given kernels can run with these arguments on this device;
+    /// Chooses the kernels that run. Returns `None` if the caller requests Burn's operations.
+    /// `check` tests whether given kernels can run with these arguments on this device;
     /// [`Automatic`](Self::Automatic) tries accelerated kernels first, then portable ones.
     ///
     /// # Errors
-    /// The error of `check` for the kernels asked for; with `Automatic`, that for portable kernels
-    /// if neither kind can run.
+    /// The error of `check` for the requested kernels; with `Automatic`, the error for portable
+    /// kernels if neither kind can run.
     pub fn select(
         self,
         check: impl Fn(Kernels) -> Result<(), Unavailable>,
@@ -71,8 +71,8 @@ impl Implementation {
 /// Target of the `tracing` events of this module.
 pub const TARGET: &str = "burn_tree";
 
-/// Emits a `tracing` event of level debug and target [`TARGET`] that tells which implementation
-/// runs: the operation `op`, `pass` (`forward` or `backward`) and the name of the implementation.
+/// Emits a `tracing` event of level debug and target [`TARGET`] for the implementation that runs:
+/// the operation `op`, `pass` (`forward` or `backward`) and the name of the implementation.
 pub fn announce(op: &'static str, pass: &'static str, implementation: &'static str) {
     tracing::debug!(target: TARGET, op, pass, implementation);
 }

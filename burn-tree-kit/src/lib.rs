@@ -1,12 +1,12 @@
-//! What the operation crates of this workspace share.
+//! Shared code of the operation crates of this workspace.
 //!
-//! The operations are in `burn-tree-attn`, `burn-tree-ssm` and `burn-tree-nn`. This crate is for
-//! those who write operations, in these crates or elsewhere. Its interface follows their needs.
+//! The operations are in `burn-tree-attn`, `burn-tree-ssm` and `burn-tree-nn`. This crate serves
+//! authors of operations, in these crates or elsewhere. Its interface is not stable.
 //!
 //! * [`check`]: checks of arguments before dispatch, with one error type.
 //! * [`implementation`]: the choice between implementations of an operation, and its `tracing`
 //!   events.
-//! * [`autodiff`]: hand-written backward passes, also for operations with several outputs.
+//! * [`autodiff`]: hand-written backward passes, including operations with several outputs.
 //! * [`dtype`]: the dtypes that operations compute in.
 //! * [`primitive`]: common expressions of Burn's backend primitives.
 //! * `cpu` (feature `flex`): vectorised loops over rows, and matrix products.

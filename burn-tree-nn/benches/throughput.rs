@@ -1,9 +1,10 @@
 //! Time and memory throughput of each operation, at the shapes of Qwen3-0.6B.
 //!
 //! `BURN_DEVICE=cuda cargo bench -p burn-tree-nn --features cuda [-- DTYPE ROWS... OPERATION...]`
-//! (default bf16, 16384, and all of norm, swiglu, gather, head). Throughput counts each input once,
-//! each output once: the least that must be moved; for the head it is floating-point operations of
-//! its matrix products instead. The first line is a sum of two tensors, for comparison.
+//! (default bf16, 16384, and all of norm, swiglu, gather, head). Throughput counts each input and
+//! each output once, the minimum memory traffic; for the head it counts the floating-point
+//! operations of its matrix products instead. The first line is a sum of two tensors, for
+//! comparison.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -92,9 +93,9 @@ impl Bench<'_> {
         )
     }
 
-    /// Runs `f` often and prints the time of one run, and what `amount` per time is.
+    /// Runs `f` repeatedly and prints the time of one run and `amount` per time.
     fn time(&self, name: &str, amount: f64, unit: &str, f: impl Fn()) {
-        // Compiles and tunes.
+        // The first run compiles and tunes.
         for _ in 0..3 {
             f();
         }
@@ -112,7 +113,7 @@ impl Bench<'_> {
         );
     }
 
-    /// [`Bench::time`] of an operation that moves so many numbers.
+    /// [`Bench::time`] of an operation that moves this number of elements.
     fn moved(&self, name: &str, numbers: usize, f: impl Fn()) {
         let gigabytes = (numbers * self.dtype.size()) as f64 / 1e9;
         self.time(name, gigabytes, "GB/s", f);
@@ -160,7 +161,7 @@ impl Bench<'_> {
         });
     }
 
-    /// An embedding: one token in ten is the same, one in two of a few hundred.
+    /// An embedding: one token in ten is the same token, one in two is one of a few hundred.
     fn gather(&self) {
         let indices = (0..self.rows)
             .map(|row| match row % 10 {

@@ -1,10 +1,10 @@
-//! CPU tensors of Flex, as the native implementations take and return them.
+//! CPU tensors of Flex for the native implementations.
 
 use burn::tensor::{Bytes, DType, Shape};
 use burn_flex::{FlexTensor, Layout};
 use burn_tree_kit::cpu::Number;
 
-/// The dtype of the tensors, if all have the same.
+/// The dtype of the tensors, if it is the same for all.
 pub(crate) fn common_dtype(tensors: &[&FlexTensor]) -> Option<DType> {
     let first = tensors.first()?.dtype();
     tensors
@@ -13,7 +13,7 @@ pub(crate) fn common_dtype(tensors: &[&FlexTensor]) -> Option<DType> {
         .then_some(first)
 }
 
-/// A contiguous tensor of `values`, as many as `shape` has elements.
+/// A contiguous tensor of `values`; their number is that of `shape`.
 pub(crate) fn tensor<T: Number>(values: Vec<T>, shape: Shape) -> FlexTensor {
     FlexTensor::new(
         Bytes::from_elems(values),

@@ -1,5 +1,5 @@
-//! The kernels without Fusion against the implementation on Flex, on the device of `BURN_DEVICE` if
-//! that is one of CubeCL.
+//! Compares the kernels without Fusion with the implementation on Flex, on the device of
+//! `BURN_DEVICE` if it is a CubeCL device.
 #![cfg(all(feature = "cubecl-backend", feature = "flex"))]
 
 use std::sync::{Arc, Mutex};
@@ -121,7 +121,7 @@ fn other_numbers_of_rows_compile_nothing() {
     assert_eq!(others.difference(&first).count(), 0);
 }
 
-/// Rows that the units of a cube cannot hold take the primitives, and say so.
+/// Rows that exceed the registers of a cube use Burn's primitives, with an event.
 #[test]
 fn wide_rows_are_computed() {
     let Some(device) = device() else { return };

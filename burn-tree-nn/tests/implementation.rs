@@ -1,4 +1,4 @@
-//! Which implementation runs: on CubeCL runtimes, below Fusion if that is built in, the kernels.
+//! On CubeCL runtimes the kernels run, also below Fusion if it is built in.
 
 #[path = "operations/support.rs"]
 mod support;

@@ -1,4 +1,5 @@
-//! Memory of the head: logits of one chunk of rows at a time, however many rows there are.
+//! Memory of the head: only the logits of one chunk of rows exist at a time, for any number of
+//! rows.
 
 #![cfg(feature = "flex")]
 
@@ -9,13 +10,13 @@ use burn::tensor::{Device, Distribution, Tensor};
 use burn_tree_nn::{LmHeadOptions, token_log_probs};
 use tree_pack::{PackOptions, Trajectory, TreeBatch, build_forests, pack_step};
 
-/// Counts what Flex allocates.
+/// Counts the allocations of Flex.
 struct Counting;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: the system's allocator does the work.
+// SAFETY: all calls forward to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let held = HELD.fetch_add(layout.size(), Relaxed) + layout.size();
@@ -38,8 +39,8 @@ const HIDDEN: usize = 8;
 const VOCAB: usize = 20_000;
 const CHUNK_ROWS: usize = 64;
 
-/// Most bytes besides the inputs, in the forward and backward pass of the loss of `rows` rows of
-/// which all predict something.
+/// Peak number of bytes besides the inputs, in the forward and backward pass of the loss of `rows`
+/// rows, all with predictions.
 fn peak_bytes(rows: usize) -> usize {
     let device = Device::flex().autodiff();
     let tokens = (0..=rows as u32).map(|token| token % VOCAB as u32);
@@ -72,18 +73,18 @@ fn peak_bytes(rows: usize) -> usize {
 
 #[test]
 fn logits_are_there_for_one_chunk_whatever_the_rows() {
-    // Threads and their buffers are there from then on.
+    // The first call creates threads and their buffers.
     peak_bytes(2 * CHUNK_ROWS);
     let (small, large) = (peak_bytes(512), peak_bytes(4096));
     let chunk = CHUNK_ROWS * VOCAB * size_of::<f32>();
-    // Logits, their softmax and its gradient; the head's gradient is as large as a few rows of
-    // them.
+    // Logits, their softmax and its gradient; the head's gradient has the size of a few rows of
+    // logits.
     assert!(
         small < 5 * chunk,
         "{small}: more than five chunks of {chunk}"
     );
-    // What else grows are numbers by row: states, their gradients, targets. All logits of the
-    // larger one would be 56 chunks more.
+    // Otherwise only data per row grows: states, their gradients, targets. All logits of the larger
+    // case would be 56 more chunks.
     let by_row = 64 * HIDDEN * size_of::<f32>();
     assert!(large - small < (4096 - 512) * by_row, "{small} {large}");
 }

@@ -136,10 +136,10 @@ fn packs_that_are_no_batch_are_named() {
             |packs| packs[1].occurrences.sampling_log_probs = Some(vec![0.0]),
         ),
         (
-            "the packs of the batch were made for different forms of loss: see 1 and 0",
+            "packs 0 and 1 of the batch have different forms of loss",
             |packs| packs[1].occurrences.loss_form = LossForm::LogLikelihood,
         ),
-        ("pack 1: a pack of 2 tokens has padded_len 1", |packs| {
+        ("pack 1: padded_len is 1, expected at least 2, its tokens", |packs| {
             packs[1].padded_len = 1
         }),
         (

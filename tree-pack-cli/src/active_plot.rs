@@ -1,4 +1,5 @@
-//! Active trajectories over length: what separate sequences and trees compute at each position.
+//! Plot of active trajectories over length: the work of separate sequences and of trees at each
+//! position.
 
 use std::fs::File;
 use std::path::Path;
@@ -17,14 +18,14 @@ const FLAT: RGBColor = RGBColor(236, 129, 34);
 const GRID: RGBColor = RGBColor(228, 228, 228);
 const TEXT: RGBColor = RGBColor(60, 60, 60);
 const SIZE: (u32, u32) = (1100, 560);
-/// The name under which plotters looks up any font it does not know.
+/// The name that plotters uses for unknown fonts.
 const FONT: &str = "sans-serif";
 
-/// Draws the two curves; the area between them need not be computed.
+/// Draws the two curves; the area between them is the saved computation.
 ///
-/// The format is that of the file name: PNG or SVG.
+/// The file name determines the format: PNG or SVG.
 pub fn draw(path: &Path, title: &str, active: &ActiveOverLength, stats: &TreeStats) -> Result<()> {
-    // A font of our own: there may be none on a server. It is registered once; again is harmless.
+    // A server may have no fonts, so the program contains one. Repeated registration is harmless.
     let font = epaint_default_fonts::UBUNTU_LIGHT;
     register_font(FONT, FontStyle::Normal, font).map_err(|_| anyhow!("the font is not valid"))?;
     let file = NewFile::create(path)?;
@@ -88,7 +89,7 @@ fn chart<B: DrawingBackend>(
         .label_style((FONT, 15).into_font().color(&TEXT))
         .axis_desc_style((FONT, 17).into_font().color(&TEXT))
         .draw()?;
-    // The lower area covers part of the upper one, so that neither shines through.
+    // Opaque colours: the lower area covers a part of the upper one.
     let curves = [
         (&active.trajectories, FLAT, "trajectories", stats.tokens),
         (
@@ -131,7 +132,7 @@ fn pale(color: RGBColor) -> RGBColor {
     RGBColor(red, green, blue)
 }
 
-/// Corners of the step curve through `counts`; lengths at which nothing changes have none.
+/// Corners of the step curve through `counts`; constant runs have only two corners.
 fn steps(counts: &[u64]) -> Vec<(f64, f64)> {
     let mut corners = Vec::new();
     let mut start = 0;

@@ -1,4 +1,4 @@
-//! Where trajectories of a task part, and whether their texts part there, too.
+//! Places where trajectories of a task diverge, and whether their texts differ there.
 
 use anyhow::Result;
 use indicatif::HumanCount;
@@ -6,20 +6,21 @@ use rayon::prelude::*;
 use serde::Serialize;
 use tree_pack::{Branch, Fork, PrefixForest, Trajectory, forks};
 
+use crate::input::tokenizer_file;
 use crate::output::counted;
-use crate::stats::new_table;
+use crate::report::new_table;
 
 /// Options of the drift report.
 #[derive(clap::Args)]
 pub struct DriftArgs {
-    /// Report where trajectories of a task part.
+    /// Report where trajectories of a task diverge.
     #[arg(long)]
     drift: bool,
-    /// Report drift with texts: which branches are other tokens of the same text
-    /// (retokenisation). A tokenizer.json, which may be gzipped, or the folder of a model.
+    /// Report drift with texts: branches that are different tokens of the same text
+    /// (retokenisation). A tokenizer.json (may be gzipped), or the folder of a model.
     #[arg(long, value_name = "PATH")]
     tokenizer: Option<std::path::PathBuf>,
-    /// Most forks to list in the table: retokenised ones first, then by what is shared.
+    /// Maximum number of forks in the table: retokenised ones first, then by shared tokens.
     #[arg(long, value_name = "N", default_value_t = 20)]
     max_forks: usize,
 }
@@ -27,13 +28,14 @@ pub struct DriftArgs {
 /// Forks of all tasks.
 #[derive(Serialize)]
 pub struct DriftReport {
-    /// Places where trajectories part.
+    /// Number of forks.
     fork_count: usize,
-    /// Those where the tokens that differ were sampled in all branches.
+    /// Forks where the first different tokens were sampled in all branches.
     sampled_forks: usize,
-    /// Those where branches begin with other tokens of the same text; `None` without a tokenizer.
+    /// Forks where branches begin with different tokens of the same text; `None` without a
+    /// tokenizer.
     retokenized_forks: Option<usize>,
-    /// Tokens that would be shared but for other tokens of the same text before them.
+    /// Equal tokens that are not shared because different tokens of the same text precede them.
     tokens_lost: Option<usize>,
     forks: Vec<ForkRecord>,
     #[serde(skip)]
@@ -43,7 +45,7 @@ pub struct DriftReport {
 #[derive(Serialize)]
 struct ForkRecord {
     task_id: String,
-    /// Tokens shared; the index of the first that differs.
+    /// Number of shared tokens: the index of the first different one.
     position: u32,
     branches: Vec<BranchRecord>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,16 +54,16 @@ struct ForkRecord {
 
 #[derive(Serialize)]
 struct BranchRecord {
-    /// First trajectory that takes the branch.
+    /// Rollout of the first trajectory through the branch.
     rollout_id: String,
     segment: u32,
-    /// Trajectories that take it.
+    /// Trajectories through the branch.
     trajectories: u32,
-    /// Tokens in it, each once.
+    /// Tokens of the branch, each counted once.
     tokens: u32,
-    /// Whether its first token is trained, else it is context.
+    /// Whether its first token is trained; otherwise it is context.
     sampled: bool,
-    /// With what it begins.
+    /// Beginning of its text.
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<String>,
 }
@@ -75,14 +77,14 @@ struct RetokenizedRecord {
 }
 
 impl DriftArgs {
-    /// The report, if it is asked for.
+    /// The report, if an option requests it.
     pub fn report(
         &self,
         forests: &[PrefixForest],
         trajectories: &[Trajectory],
     ) -> Result<Option<DriftReport>> {
         if let Some(path) = &self.tokenizer {
-            let path = crate::tokenize::tokenizer_file(path)?;
+            let path = tokenizer_file(path)?;
             let tokenizer = tree_pack::text::TextTokenizer::from_file(&path)?;
             let records = records(forests, trajectories, |fork, record| {
                 describe(fork, record, trajectories, &tokenizer)
@@ -123,7 +125,7 @@ fn records(
     Ok(by_forest.into_iter().flatten().collect())
 }
 
-/// Adds the texts of the branches, and which of them are the same.
+/// Adds the texts of the branches, and the pairs with equal texts.
 fn describe(
     fork: &Fork,
     record: &mut ForkRecord,
@@ -222,7 +224,7 @@ impl DriftReport {
         }
     }
 
-    /// The summary and the forks that matter most.
+    /// The summary and the most important forks.
     pub fn table(&self) -> String {
         let mut order: Vec<&ForkRecord> = self.forks.iter().collect();
         order.sort_by_key(|fork| {
@@ -263,13 +265,13 @@ impl DriftReport {
             )]);
         }
         let mut text = format!(
-            "Trajectories part in {}, {} of them between sampled tokens",
+            "Trajectories diverge in {}, in {} of them at sampled tokens",
             counted(self.fork_count as u64, "place"),
             HumanCount(self.sampled_forks as u64)
         );
         if let (Some(forks), Some(tokens)) = (self.retokenized_forks, self.tokens_lost) {
             text.push_str(&format!(
-                "; in {} the text is the same in other tokens, which costs {}",
+                "; in {} the same text has different tokens, which costs {}",
                 HumanCount(forks as u64),
                 counted(tokens as u64, "shared token")
             ));

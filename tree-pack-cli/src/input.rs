@@ -1,4 +1,4 @@
-//! Reading trajectories, with progress.
+//! Input files: trajectories, with progress bars, and tokenizers.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use tree_pack::{Trajectory, TrajectoryReader};
 
-/// Which trajectories are read.
+/// Options that select the trajectories.
 #[derive(clap::Args)]
 pub struct InputArgs {
     /// Files of trajectories in token form (JSON lines, may be gzipped); `-` is standard input.
@@ -17,13 +17,13 @@ pub struct InputArgs {
     /// Read only this task; may be given several times.
     #[arg(long = "task", value_name = "ID")]
     tasks: Vec<String>,
-    /// Refuse token ids of this vocabulary size and more.
+    /// Refuse token ids that are not below this vocabulary size.
     #[arg(long, value_name = "N")]
     vocab_size: Option<u32>,
 }
 
 impl InputArgs {
-    /// Reads the trajectories; at least one.
+    /// Reads the trajectories; none is an error.
     pub fn read(&self) -> Result<Vec<Trajectory>> {
         let mut trajectories = Vec::new();
         let mut other_tasks = Vec::new();
@@ -60,7 +60,7 @@ impl InputArgs {
         Ok(trajectories)
     }
 
-    /// The files, for messages and captions.
+    /// Names of the files, for messages and captions.
     pub fn names(&self) -> String {
         let names: Vec<_> = self
             .files
@@ -71,7 +71,7 @@ impl InputArgs {
     }
 }
 
-/// Opens a file or standard input, with a bar that shows how much was read.
+/// Opens a file or standard input, with a progress bar.
 pub fn open(path: &Path) -> Result<(Box<dyn Read + Send>, ProgressBar)> {
     if path == Path::new("-") {
         return Ok((Box::new(io::stdin()), ProgressBar::hidden()));
@@ -85,8 +85,31 @@ pub fn open(path: &Path) -> Result<(Box<dyn Read + Send>, ProgressBar)> {
     Ok((Box::new(bar.wrap_read(file)), bar))
 }
 
-/// Texts in backquotes, separated by commas.
+/// Texts in backticks, separated by commas.
 pub fn quoted(texts: &[String]) -> String {
     let texts: Vec<_> = texts.iter().map(|text| format!("`{text}`")).collect();
     texts.join(", ")
+}
+
+/// The file of a tokenizer; `path` is the file or the folder of a model.
+pub fn tokenizer_file(path: &Path) -> Result<PathBuf> {
+    if path.is_dir() {
+        return first_file(path, &["tokenizer.json", "tokenizer.json.gz"]);
+    }
+    Ok(path.to_owned())
+}
+
+/// The first of some files that exists in a folder.
+pub fn first_file(folder: &Path, names: &[&str]) -> Result<PathBuf> {
+    let found = names
+        .iter()
+        .map(|name| folder.join(name))
+        .find(|path| path.is_file());
+    found.with_context(|| {
+        format!(
+            "{}: contains neither {}",
+            folder.display(),
+            names.join(" nor ")
+        )
+    })
 }

@@ -6,6 +6,7 @@ mod input;
 mod output;
 mod pack;
 mod parts;
+mod report;
 mod show;
 mod stats;
 mod tokenize;
@@ -26,7 +27,7 @@ use clap::{Parser, Subcommand};
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// Worker threads; all cores unless set.
+    /// Number of worker threads; all cores by default.
     #[arg(long, global = true, value_name = "N")]
     threads: Option<usize>,
 }
@@ -42,7 +43,7 @@ enum Command {
 fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
-        // The reader of our output, such as `head`, has seen enough.
+        // The reader of the output, such as `head`, closed the pipe.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

@@ -1,4 +1,4 @@
-//! Files that are written whole or not at all, and text for standard output.
+//! Atomic files, and text for standard output.
 
 use std::fs;
 use std::io::{self, BufWriter, Write};
@@ -10,7 +10,7 @@ use flate2::write::GzEncoder;
 use indicatif::HumanCount;
 use tempfile::NamedTempFile;
 
-/// A file under construction beside its place; it appears there with [`NewFile::finish`].
+/// An unfinished file in the folder of the final one; [`NewFile::finish`] puts it in place.
 pub struct NewFile {
     out: Encoder,
     path: PathBuf,
@@ -22,7 +22,7 @@ enum Encoder {
 }
 
 impl NewFile {
-    /// Begins the file `path`; a name that ends in `.gz` is compressed.
+    /// Begins the file `path`; it is compressed if the name ends in `.gz`.
     pub fn create(path: &Path) -> Result<Self> {
         let folder = path
             .parent()
@@ -41,8 +41,8 @@ impl NewFile {
         })
     }
 
-    /// Path of the unfinished file, for writers that take a path. Its extension is that of the
-    /// final one.
+    /// Path of the unfinished file, for writers that take a path. It has the extension of the final
+    /// file.
     pub fn unfinished_path(&self) -> &Path {
         match &self.out {
             Encoder::Plain(file) => file.get_ref().path(),
@@ -89,7 +89,7 @@ fn temporary_file(folder: &Path, path: &Path) -> io::Result<NamedTempFile> {
         .map_or(String::new(), |text| format!(".{}", text.display()));
     let mut builder = tempfile::Builder::new();
     builder.prefix(".unfinished-").suffix(&suffix);
-    // Temporary files are private by default; this one becomes an ordinary file.
+    // Temporary files are private by default, but this one becomes an ordinary file.
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
@@ -98,7 +98,7 @@ fn temporary_file(folder: &Path, path: &Path) -> io::Result<NamedTempFile> {
     builder.tempfile_in(folder)
 }
 
-/// Writes a text file whole or not at all.
+/// Writes a text file atomically.
 pub fn write_file(path: &Path, contents: &str) -> Result<()> {
     let mut file = NewFile::create(path)?;
     file.write_all(contents.as_bytes())
@@ -106,7 +106,7 @@ pub fn write_file(path: &Path, contents: &str) -> Result<()> {
     file.finish()
 }
 
-/// Prints to standard output; unlike `print!` a closed pipe is an error, not a panic.
+/// Prints to standard output. Unlike with `print!`, a closed pipe is an error, not a panic.
 pub fn print(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;

@@ -1,4 +1,4 @@
-//! `tree-pack pack`: trajectories to packs for optimizer steps.
+//! `tree-pack pack`: packs trajectories for optimizer steps.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -16,33 +16,34 @@ use tree_pack::{
 use crate::input::InputArgs;
 use crate::output::print;
 use crate::parts::{PartCounts, PartitioningName};
-use crate::stats::{Format, new_table};
+use crate::report::{Format, new_table};
 
 /// Pack trees into rows of a token budget, with the weights of an optimizer step, and save them.
 ///
-/// A tree over the budget is an error, unless --partitioning says how to cut it. Without
-/// --tasks-per-step all tasks make one step and the output is a safetensors file; with it the
-/// output is a folder of one file a step.
+/// A tree over the budget is an error unless --partitioning cuts it. Without --tasks-per-step, all
+/// tasks form one step and the output is a safetensors file; with it, the output is a folder with
+/// one file per step.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     input: InputArgs,
-    /// Where the packs go: a file, or a folder that is not there yet (see --tasks-per-step).
+    /// Output: a file, or a new folder (see --tasks-per-step).
     #[arg(short, long, value_name = "PATH")]
     output: PathBuf,
-    /// Most tokens in a pack, each tree token counting once.
+    /// Maximum number of tokens in a pack; each tree token counts once.
     #[arg(long, value_name = "TOKENS")]
     budget: usize,
     /// Pad packs to a multiple of this.
     #[arg(long, value_name = "TOKENS", default_value_t = 1)]
     pad_to_multiple: usize,
-    /// What becomes of trees over the budget.
+    /// How trees over the budget are handled.
     #[arg(long, value_name = "NAME", default_value = "refuse")]
     partitioning: PartitioningName,
-    /// Devices that will share a step: so many packs, or a multiple, of even sizes.
+    /// Number of devices that share a step: the number of packs becomes a multiple of it, with even
+    /// sizes.
     #[arg(long, value_name = "N", default_value = "1")]
     ranks: NonZeroUsize,
-    /// How predictions that trajectories share count.
+    /// How shared predictions count.
     #[arg(long, value_name = "NAME", default_value = "per-occurrence")]
     objective: ObjectiveName,
     /// How the sum over predictions is normalised: sum, sep-avg, trajectory-mean, token-mean,
@@ -50,31 +51,31 @@ pub struct Args {
     /// constant-length:LONGEST.
     #[arg(long, value_name = "NAME", default_value = "token-mean")]
     aggregation: Aggregation,
-    /// On what the loss of a prediction depends.
+    /// What the loss of a prediction depends on.
     #[arg(long, value_name = "NAME", default_value = "log-likelihood")]
     loss: LossName,
     /// Tasks in an optimizer step.
     #[arg(long, value_name = "N")]
     tasks_per_step: Option<NonZeroUsize>,
-    /// Shuffle the tasks with this seed.
+    /// Seed of the shuffle of tasks; no shuffle by default.
     #[arg(long, value_name = "SEED", requires = "tasks_per_step")]
     seed: Option<u64>,
-    /// Epoch for which the tasks are shuffled.
+    /// Epoch of the shuffle.
     #[arg(long, value_name = "N", requires = "seed", default_value_t = 0)]
     epoch: u64,
-    /// Share nothing: every trajectory is a tree of its own (the baseline).
+    /// Share no prefixes: every trajectory is a separate tree (the baseline).
     #[arg(long)]
     flat: bool,
-    /// Form of the summary.
+    /// Format of the summary.
     #[arg(long, value_name = "FORM", default_value = "table")]
     format: Format,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum ObjectiveName {
-    /// Each original prediction, merged where that changes nothing.
+    /// Each original prediction; merged where the result is the same.
     PerOccurrence,
-    /// Merged with summed weights; refused where that is not exact.
+    /// Merged with summed weights; an error where this is not exact.
     PerPath,
     /// Each tree token once.
     Unique,
@@ -86,7 +87,7 @@ enum LossName {
     LogLikelihood,
     /// REINFORCE: advantages are multiplied into the weights.
     AdvantageWeighted,
-    /// Clipped ratios, KL penalties: advantages and log-probabilities are kept beside.
+    /// Clipped ratios, KL penalties: packs contain advantages and log-probabilities.
     PerToken,
     /// GSPO, DPO: never merged.
     PerTrajectory,
@@ -100,7 +101,7 @@ struct StepSummary {
     tokens: u64,
     unique_tokens: u64,
     packs: usize,
-    /// Packs are at least this many: the rows divided by the budget.
+    /// Lower bound of the number of packs: rows divided by the budget.
     packs_bound: u64,
     #[serde(flatten)]
     parts: PartCounts,
@@ -153,7 +154,7 @@ impl Args {
         Ok(pack_step(trajectories, forests, &options)?)
     }
 
-    /// One file for each step, in a folder that appears when all are written.
+    /// Writes one file per step, into a folder that is put in place when all are written.
     fn write_steps(
         &self,
         trajectories: &[Trajectory],
@@ -161,7 +162,7 @@ impl Args {
         tasks_per_step: NonZeroUsize,
     ) -> Result<Vec<StepSummary>> {
         let folder = self.output.as_path();
-        ensure!(!folder.exists(), "{}: exists already", folder.display());
+        ensure!(!folder.exists(), "{}: already exists", folder.display());
         let written = |error| format!("{}: cannot be written: {error}", folder.display());
         let parent = folder
             .parent()
@@ -204,7 +205,7 @@ impl Args {
         fs::rename(unfinished.path(), folder)
             .map_err(written)
             .map_err(anyhow::Error::msg)?;
-        // Renamed: nothing is left under the temporary name.
+        // The folder was renamed, so nothing remains under the temporary name.
         let _ = unfinished.keep();
         Ok(summaries)
     }

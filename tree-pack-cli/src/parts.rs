@@ -1,4 +1,4 @@
-//! Trees over the budget: how they are cut, and what that costs.
+//! Partitions of trees over the budget, and their costs.
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -8,20 +8,20 @@ use tree_pack::{
     PackError, PackOptions, PackedStep, Partitioning, PrefixForest, Trajectory, pack_step,
 };
 
-use crate::stats::new_table;
+use crate::report::new_table;
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PartitioningName {
-    /// An error.
+    /// Refuse them with an error.
     Refuse,
-    /// As few connected parts as possible.
+    /// Minimum number of connected parts.
     Connected,
     /// Parts that continue the same part may share a pack.
     Shared,
-    /// Every node a part of its own, to compare with.
+    /// Every node is a part; a baseline.
     PerNode,
-    /// Smaller trees that repeat their common prefixes, to compare with.
+    /// Smaller trees that repeat their common prefixes; a baseline.
     RepeatedPrefixes,
 }
 
@@ -37,16 +37,16 @@ impl From<PartitioningName> for Partitioning {
     }
 }
 
-/// What a step has in its packs.
+/// Counts of the packs of a step.
 #[derive(Clone, Copy, Serialize)]
 pub struct PartCounts {
     /// Packs that continue others.
     pub continued_packs: usize,
     /// Rows of all packs, without padding.
     pub rows: usize,
-    /// Past keys of all packs: rows that earlier packs keep for them.
+    /// Past keys of all packs: rows of earlier packs that are retained for them.
     pub past_keys: usize,
-    /// Most rows held at once: those of a pack and of all it continues.
+    /// Maximum number of retained rows: those of a pack and all its ancestors.
     pub retained_tokens: usize,
 }
 
@@ -62,7 +62,7 @@ impl PartCounts {
     }
 }
 
-/// All tasks as one step, under one budget and one way to cut trees.
+/// Counts of all tasks as one step, with one budget and one partitioning.
 #[derive(Serialize)]
 pub struct BudgetCounts {
     token_budget: usize,
@@ -72,7 +72,7 @@ pub struct BudgetCounts {
     counts: PartCounts,
 }
 
-/// What each budget makes of the trees. Ways that cannot keep to a budget are left out.
+/// Counts for each budget and partitioning. Partitionings that cannot satisfy a budget are omitted.
 pub fn of_budgets(
     budgets: &[usize],
     forests: &[PrefixForest],
@@ -136,7 +136,7 @@ pub fn table(budgets: &[BudgetCounts]) -> String {
         table.add_row(row);
     }
     format!(
-        "All tasks as one step. Retained are the rows of a pack and of all packs it continues, at \
-         most.\n{table}\n"
+        "All tasks as one step. Retained: the largest number of rows of a pack and all packs that it \
+         continues.\n{table}\n"
     )
 }

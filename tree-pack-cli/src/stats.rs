@@ -1,10 +1,8 @@
-//! `tree-pack stats`: how much is shared, task by task.
+//! `tree-pack stats`: statistics of shared prefixes for each task.
 
 use std::path::PathBuf;
 
 use anyhow::Result;
-use clap::ValueEnum;
-use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use indicatif::HumanCount;
 use serde::Serialize;
 use tree_pack::{ActiveOverLength, TreeStats, build_forests};
@@ -14,35 +12,30 @@ use crate::drift_report::{self, DriftReport};
 use crate::input::InputArgs;
 use crate::output::{counted, print};
 use crate::parts::{self, BudgetCounts};
+use crate::report::{Format, new_table};
 
 /// Count what trajectories share, for each task and overall.
 ///
-/// POR is the prefix overlap ratio, 1 - unique tokens / tokens; the bound 1 / (1 - POR) is the
-/// largest speed-up that packing can give as far as time is proportional to tokens.
+/// POR is the prefix overlap ratio, 1 - unique tokens / tokens. The bound 1 / (1 - POR) is the
+/// largest possible speed-up if time is proportional to tokens.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     input: InputArgs,
-    /// Form of the output; JSON has every task and fork.
+    /// Format of the output; JSON contains every task and fork.
     #[arg(long, value_name = "FORM", default_value = "table")]
     format: Format,
-    /// Most tasks to list in the table.
+    /// Maximum number of tasks in the table.
     #[arg(long, value_name = "N", default_value_t = 50)]
     max_tasks: usize,
-    /// Draw the active trajectories over length, as .png or .svg.
+    /// Plot the number of active trajectories over length, as .png or .svg.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    /// Also count the packs of these token budgets, and the parts of trees over them.
+    /// Also count packs, and parts of larger trees, for these token budgets.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
     budget: Vec<usize>,
     #[command(flatten)]
     drift: drift_report::DriftArgs,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    Table,
-    Json,
 }
 
 #[derive(Serialize)]
@@ -62,7 +55,7 @@ struct TaskCounts<'a> {
     counts: Counts,
 }
 
-/// [`TreeStats`] and what follows from them.
+/// [`TreeStats`] and derived values.
 #[derive(Clone, Copy, Serialize)]
 struct Counts {
     #[serde(flatten)]
@@ -189,21 +182,4 @@ fn row(name: &str, counts: &Counts) -> Vec<String> {
         count(stats.max_out_degree),
         count(stats.longest_path_tokens),
     ]
-}
-
-/// Nothing but a line below the header.
-const STYLE: TableStyle =
-    TableStyle::new().header_separator(LineStyle::none().fill('\u{2500}').junction('\u{2500}'));
-
-/// A table whose first column is text and whose others are numbers.
-pub fn new_table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table
-        .load_style(STYLE)
-        .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_header(header.to_vec());
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
 }

@@ -1,4 +1,4 @@
-//! `tree-pack tokenize`: conversations to trajectories in token form.
+//! `tree-pack tokenize`: converts conversations to trajectories in token form.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,50 +12,50 @@ use tree_pack::text::{
 };
 use tree_pack::{JsonLines, write_trajectory};
 
-use crate::input::open;
+use crate::input::{first_file, open, tokenizer_file};
 use crate::output::{NewFile, counted};
 
 /// Render conversations with a chat template and tokenise them.
 ///
 /// Each line of a file is {"task_id", "rollout_id", "messages", "tools", "reward", ...}. Every
-/// assistant turn is rendered as a client that sends the whole conversation again would render it;
-/// where a turn's prompt does not begin with all tokens so far, a new segment begins. Completions
-/// are trained, prompts are not.
+/// assistant turn is rendered as if a client sent the whole conversation again. A turn whose prompt
+/// does not begin with all tokens so far begins a new segment. Completions are trained, prompts are
+/// not.
 #[derive(clap::Args)]
 pub struct Args {
     /// Files of conversations (JSON lines, may be gzipped); `-` is standard input.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Where the trajectories go (JSON lines; gzipped if the name ends in .gz).
+    /// Output file of trajectories (JSON lines; gzipped if the name ends in .gz).
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// tokenizer.json (may be gzipped), or the folder of a model that holds it.
+    /// tokenizer.json (may be gzipped), or the folder of a model that contains it.
     #[arg(long, value_name = "PATH")]
     tokenizer: PathBuf,
-    /// Chat template: a Jinja file or a tokenizer_config.json. Default: the one in the folder given
-    /// as --tokenizer.
+    /// Chat template: a Jinja file or a tokenizer_config.json. Default: the one in the folder of
+    /// --tokenizer.
     #[arg(long, value_name = "FILE")]
     template: Option<PathBuf>,
-    /// Tool schemas: a list, or an object with a list for each task. A conversation's own come
-    /// first.
+    /// Tool schemas: a list, or an object with a list for each task. A conversation's own tools
+    /// take precedence.
     #[arg(long, value_name = "FILE")]
     tools: Option<PathBuf>,
-    /// Field of assistant messages that is their content.
+    /// Field of assistant messages that contains their content.
     #[arg(long, value_name = "NAME", default_value = "content")]
     content_field: String,
-    /// Field of assistant messages that is their reasoning.
+    /// Field of assistant messages that contains their reasoning.
     #[arg(long, value_name = "NAME", default_value = "reasoning_content")]
     reasoning_field: String,
-    /// Leave the reasoning out.
+    /// Omit the reasoning.
     #[arg(long, conflicts_with = "reasoning_field")]
     no_reasoning: bool,
-    /// Assistant messages in which this field is true are context and not trained.
+    /// Assistant messages in which this field is true are context; they are not trained.
     #[arg(long, value_name = "NAME", default_value = "is_demo")]
     context_field: String,
-    /// Variable of the template, such as enable_thinking=false; the value is JSON, or else text.
+    /// Variable of the template, such as enable_thinking=false; a value that is not JSON is text.
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = variable)]
     variables: Vec<(String, Value)>,
-    /// Local time that the template's strftime_now sees, such as 2025-01-31.
+    /// Local time for the template's strftime_now, such as 2025-01-31.
     #[arg(long, value_name = "TIME")]
     now: Option<String>,
     /// Keep only this task; may be given several times.
@@ -89,7 +89,7 @@ pub fn run(args: &Args) -> Result<()> {
         progress.finish_and_clear();
     }
     if counts.trajectories == 0 {
-        bail!("nothing to write: no conversation has an assistant turn to train");
+        bail!("nothing to write: no conversation has a trained assistant turn");
     }
     output.flush()?;
     output.finish()?;
@@ -120,7 +120,7 @@ impl Counts {
         );
         if self.without_turns > 0 {
             eprintln!(
-                "{} without an assistant turn to train left out",
+                "omitted {} without a trained assistant turn",
                 counted(self.without_turns, "conversation")
             );
         }
@@ -161,30 +161,8 @@ impl Args {
             &self.tokenizer,
             &["chat_template.jinja", "tokenizer_config.json"],
         )
-        .context("no --template given, and none found with the tokenizer")
+        .context("--template is not given, and the folder of the tokenizer contains no template")
     }
-}
-
-/// A tokenizer's file, given itself or as the folder of a model.
-pub fn tokenizer_file(path: &Path) -> Result<PathBuf> {
-    if path.is_dir() {
-        return first_file(path, &["tokenizer.json", "tokenizer.json.gz"]);
-    }
-    Ok(path.to_owned())
-}
-
-fn first_file(folder: &Path, names: &[&str]) -> Result<PathBuf> {
-    let found = names
-        .iter()
-        .map(|name| folder.join(name))
-        .find(|path| path.is_file());
-    found.with_context(|| {
-        format!(
-            "{}: holds neither {}",
-            folder.display(),
-            names.join(" nor ")
-        )
-    })
 }
 
 fn variable(text: &str) -> Result<(String, Value), String> {

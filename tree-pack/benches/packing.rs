@@ -1,14 +1,13 @@
-//! From trajectories in memory to packs: time at one, two and four times the data, and the most
-//! memory held.
+//! Time and peak memory of packing trajectories, at one, two and four times the data.
 //!
 //! ```text
 //! cargo bench -p tree-pack
 //! ```
 //!
 //! The data are the recorded game-of-24 samples, repeated with changed tails up to 10,000
-//! trajectories of 5.5 M tokens with a prefix overlap ratio of 0.96. Each size runs in a process
-//! of its own, so that its peak memory is its own. Two extreme shapes follow: one path of 100,000
-//! tokens and more, and a fork of a million single tokens and more.
+//! trajectories of 5.5 M tokens with a prefix overlap ratio of 0.96. Each size runs in a separate
+//! process, so that peak memory is measured separately. Two extreme shapes follow: one path of
+//! 100,000 tokens and more, and a fork of a million single tokens and more.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -27,7 +26,7 @@ const TOKEN_BUDGET: usize = 32_768;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
-    // Cargo adds arguments of its own (`--bench`).
+    // Cargo adds its own arguments (`--bench`).
     if let Some(position) = arguments.iter().position(|argument| argument == "--scale") {
         let scale = arguments[position + 1]
             .parse()
@@ -81,7 +80,7 @@ fn time_shape(name: &str, trajectories: &[Trajectory]) {
 fn measure(scale: usize) {
     let trajectories = repeated_with_changed_tails(scale * TRAJECTORIES);
     let tokens: usize = trajectories.iter().map(Trajectory::len).sum();
-    // Four bytes a token and one for its mask.
+    // Four bytes per token and one for its mask.
     let input_bytes = 5 * tokens;
     for (name, objective, loss) in [
         ("per path", Objective::PerPath, LossForm::LogLikelihood),
@@ -132,7 +131,7 @@ fn measure(scale: usize) {
     }
 }
 
-/// The recorded samples over and over; in every repetition the last tokens are new.
+/// Repeats the recorded samples, with new last tokens in every repetition.
 fn repeated_with_changed_tails(count: usize) -> Vec<Trajectory> {
     let path =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../data/tokens/tot_game24_cot16.jsonl.gz");
@@ -152,7 +151,7 @@ fn repeated_with_changed_tails(count: usize) -> Vec<Trajectory> {
     trajectories
 }
 
-/// The most memory this process has held, where the system tells.
+/// Peak memory of this process, if the system reports it.
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;

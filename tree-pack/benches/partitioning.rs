@@ -1,4 +1,4 @@
-//! Trees into packs and parts: time at one, two and four times the nodes.
+//! Time of packing trees whole and in parts, at one, two and four times the nodes.
 //!
 //! ```text
 //! cargo bench -p tree-pack --bench partitioning
@@ -33,7 +33,7 @@ fn main() {
         "ns/token"
     );
     for thousands in [350, 700, 1400] {
-        // A quarter of them continue a token without a fork, and become one node with it.
+        // A quarter of them continue a token without a fork and merge with its node.
         let nodes = 1000 * thousands;
         let trees = |tree: usize| random_tree(&format!("task{tree}"), tree as u64, 10_000);
         measure(

@@ -1,14 +1,15 @@
-//! Advantages from rewards: each rollout against the others of its task.
+//! Advantages from rewards: each rollout is compared with the other rollouts of its task.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 
+use crate::reward::{RewardError, finite_reward};
 use crate::trajectory::{Advantage, Trajectory};
 
-/// How the rewards of a task's rollouts become advantages.
+/// How advantages are computed from the rewards of a task's rollouts.
 ///
-/// A group of equal rewards has advantages of exactly 0 under all of them.
+/// With every estimator, a group of equal rewards has advantages of exactly 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AdvantageEstimator {
     /// `(r - mean) / (s + epsilon)`, with the standard deviation `s` of a sample (divisor `n - 1`):
@@ -29,7 +30,8 @@ impl Default for AdvantageEstimator {
     }
 }
 
-/// The names of programs: `standardized` (with an epsilon of 1e-6), `centered`, `leave-one-out`.
+/// Parses the names that programs use: `standardized` (with an epsilon of 1e-6), `centered`,
+/// `leave-one-out`.
 impl FromStr for AdvantageEstimator {
     type Err = AdvantageError;
 
@@ -54,8 +56,8 @@ impl fmt::Display for AdvantageEstimator {
 }
 
 impl AdvantageEstimator {
-    /// Advantages of one group of rewards, computed in f64; `None` for a group of fewer than two,
-    /// which has nothing to be compared with.
+    /// Advantages of one group of rewards, computed in f64; `None` for fewer than two rewards,
+    /// which cannot be compared.
     pub fn of_group(self, rewards: &[f32]) -> Option<Vec<f32>> {
         let count = rewards.len() as f64;
         if rewards.len() < 2 {
@@ -83,11 +85,11 @@ impl AdvantageEstimator {
 /// The rewards of the rollouts of a data set.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RewardStats {
-    /// Rollouts, each counted once however many trajectories it has.
+    /// Number of rollouts, not of their trajectories.
     pub rollouts: usize,
     /// Tasks.
     pub groups: usize,
-    /// Tasks whose rollouts all have the same reward: they teach nothing.
+    /// Tasks whose rollouts all have the same reward: their advantages are 0.
     pub uniform_groups: usize,
     /// Mean reward of the rollouts.
     pub mean: f64,
@@ -99,11 +101,11 @@ pub struct RewardStats {
     pub max: f64,
 }
 
-/// Why there are no advantages.
+/// Errors of computing advantages.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdvantageError {
-    /// Not the name of an estimator.
+    /// The text does not name an estimator.
     #[error("advantage estimator {text:?}: expected standardized, centered or leave-one-out")]
     UnknownEstimator {
         /// What was given.
@@ -116,20 +118,8 @@ pub enum AdvantageError {
         epsilon: f64,
     },
     /// A trajectory has no reward, or one that is not finite.
-    #[error(
-        "trajectory {index} (task {task_id:?}, rollout {rollout_id:?}) has the reward {reward:?}, \
-         expected a finite number"
-    )]
-    Reward {
-        /// Index in the data set.
-        index: usize,
-        /// Its task.
-        task_id: String,
-        /// Its rollout.
-        rollout_id: String,
-        /// Its reward.
-        reward: Option<f32>,
-    },
+    #[error(transparent)]
+    Reward(#[from] RewardError),
     /// Trajectories of one rollout have different rewards.
     #[error(
         "trajectory {index} (task {task_id:?}, rollout {rollout_id:?}) has the reward {reward}, \
@@ -147,7 +137,7 @@ pub enum AdvantageError {
         /// The reward of the first trajectory of the rollout.
         earlier: f32,
     },
-    /// A task has one rollout only.
+    /// A task has only one rollout.
     #[error("task {task_id:?} has one rollout ({rollout_id:?}), expected at least two to compare")]
     GroupOfOne {
         /// The task.
@@ -157,12 +147,12 @@ pub enum AdvantageError {
     },
 }
 
-/// Sets the advantage of every trajectory to that of its rollout, from the rewards of the rollouts
-/// of its task. Trajectories of one rollout (its segments) share its reward and its advantage; it
-/// counts once in its group.
+/// Sets the advantage of every trajectory to that of its rollout, which is computed from the
+/// rewards of the task's rollouts. The trajectories of a rollout (its segments) share its reward
+/// and advantage; a rollout counts once in its group.
 ///
 /// # Errors
-/// [`AdvantageError`]; no trajectory is changed then.
+/// [`AdvantageError`]; trajectories are unchanged then.
 ///
 /// # Example
 /// ```
@@ -238,21 +228,12 @@ struct Rollout {
     trajectories: Vec<usize>,
 }
 
-/// The rollouts of each task, in the order in which they are met.
+/// The rollouts of each task, in order of first appearance.
 fn groups(trajectories: &[Trajectory]) -> Result<Vec<Vec<Rollout>>, AdvantageError> {
     let mut groups: Vec<Vec<Rollout>> = Vec::new();
     let mut tasks: HashMap<&str, (usize, HashMap<&str, usize>)> = HashMap::new();
     for (index, trajectory) in trajectories.iter().enumerate() {
-        let names = || (trajectory.task_id.clone(), trajectory.rollout_id.clone());
-        let Some(reward) = trajectory.reward.filter(|reward| reward.is_finite()) else {
-            let (task_id, rollout_id) = names();
-            return Err(AdvantageError::Reward {
-                index,
-                task_id,
-                rollout_id,
-                reward: trajectory.reward,
-            });
-        };
+        let reward = finite_reward(index, trajectory)?;
         let (group, rollouts) = tasks.entry(&trajectory.task_id).or_insert_with(|| {
             groups.push(Vec::new());
             (groups.len() - 1, HashMap::new())
@@ -267,11 +248,10 @@ fn groups(trajectories: &[Trajectory]) -> Result<Vec<Vec<Rollout>>, AdvantageErr
         });
         let rollout = &mut group[number];
         if rollout.reward != reward {
-            let (task_id, rollout_id) = names();
             return Err(AdvantageError::DifferentRewards {
                 index,
-                task_id,
-                rollout_id,
+                task_id: trajectory.task_id.clone(),
+                rollout_id: trajectory.rollout_id.clone(),
                 reward,
                 earlier: rollout.reward,
             });

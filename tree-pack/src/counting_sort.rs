@@ -1,6 +1,6 @@
 //! Sorting by small integers in linear time.
 
-/// Stable sort of `items` by `key < keys`; returns where each key starts, and the items.
+/// Sorts `items` stably by `key < keys`; returns the offset of each key, and the sorted items.
 pub fn counting_sort(
     count: usize,
     keys: usize,

@@ -1,15 +1,15 @@
-//! Memory of what says how rows hang together.
+//! Memory of masks, plans and index lists.
 
 use std::iter::Sum;
 use std::ops::Add;
 
-/// Bytes of masks, plans and lists of indices: what training on trees keeps besides the tensors that
-/// any training has.
+/// Bytes of masks, plans and index lists: the memory that tree training needs in addition to the
+/// tensors of ordinary training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexMemory {
     /// On the host.
     pub host_bytes: u64,
-    /// On devices. With a backend that computes on the host, this is host memory, too.
+    /// On devices. For a backend that computes on the host, this is also host memory.
     pub device_bytes: u64,
 }
 

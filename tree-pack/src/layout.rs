@@ -1,11 +1,11 @@
-//! One depth-first row of tokens: the layout every tree operation works on.
+//! One depth-first row of tokens: the layout of all tree operations.
 
 use std::ops::Range;
 
 use crate::forest::{MAX_ROWS, PrefixForest};
 
-/// A run of rows that is contiguous both in the row and on its root-to-leaf paths
-/// (one node of the compressed prefix tree).
+/// Consecutive rows that are also consecutive on their root-to-leaf paths: one node of the
+/// compressed prefix tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// First row.
@@ -34,7 +34,7 @@ pub struct TreeLayout {
     pub segments: Vec<Segment>,
 }
 
-/// What contradicts itself in a layout.
+/// An inconsistency of a layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("layout: {what} at {index}: got {value}, expected {expected}")]
 pub struct LayoutError {
@@ -54,7 +54,7 @@ impl TreeLayout {
         self.tokens.len()
     }
 
-    /// Bytes of the columns but `tokens`.
+    /// Bytes of all columns except `tokens`.
     #[cfg(feature = "burn")]
     pub(crate) fn bytes(&self) -> usize {
         size_of_val(self.position_ids.as_slice())
@@ -77,8 +77,8 @@ impl TreeLayout {
         std::iter::successors(range(0), move |last| range(last.end))
     }
 
-    /// Number of (query, key) pairs in which the key is visible to the query: sum of
-    /// `position_id + 1` over the rows. Past keys of a [`crate::Gateway`] are among them.
+    /// Number of (query, key) pairs in which the key is visible to the query: the sum of
+    /// `position_id + 1` over the rows. It includes past keys of a [`crate::Gateway`].
     pub fn visible_pairs(&self) -> u64 {
         self.position_ids
             .iter()
@@ -86,13 +86,13 @@ impl TreeLayout {
             .sum()
     }
 
-    /// All trees of a forest after one another.
+    /// All trees of a forest, one after another.
     pub fn from_forest(forest: &PrefixForest) -> Self {
         Self::from_trees((0..forest.trees().len()).map(|tree| (forest, tree)))
     }
 
-    /// Trees, each given as a forest and an index in its [`PrefixForest::trees`], after one
-    /// another.
+    /// Trees, one after another, each given as a forest and an index in its
+    /// [`PrefixForest::trees`].
     ///
     /// # Panics
     /// If an index is out of range or the rows exceed [`crate::MAX_ROWS`].
@@ -105,7 +105,7 @@ impl TreeLayout {
             .sum();
         assert!(
             rows <= MAX_ROWS,
-            "a layout of {rows} rows exceeds the index range"
+            "a layout of {rows} rows exceeds the limit of {MAX_ROWS}"
         );
         let mut layout = Self {
             tokens: Vec::with_capacity(rows),
@@ -122,7 +122,7 @@ impl TreeLayout {
 
     fn push_tree(&mut self, forest: &PrefixForest, tree: usize) {
         let tree = &forest.trees()[tree];
-        // Rows and nodes of the forest, seen from this layout.
+        // Shifts from rows and nodes of the forest to those of this layout.
         let row_shift = self.len() as i64 - i64::from(tree.rows.start);
         let node_shift = self.segments.len() as i64 - i64::from(tree.nodes.start);
         let row = |row: u32| (i64::from(row) + row_shift) as u32;
@@ -153,7 +153,7 @@ impl TreeLayout {
     /// depth.
     ///
     /// # Errors
-    /// The first row or segment that contradicts the others.
+    /// [`LayoutError`] for the first inconsistent row or segment.
     pub fn validate(&self) -> Result<(), LayoutError> {
         let rows = self.len();
         for (what, length) in [
@@ -163,7 +163,7 @@ impl TreeLayout {
         ] {
             expect(length == rows, what, 0, length as i64, || format!("{rows}"))?;
         }
-        // Rows of the path that ends at the row before, from the root.
+        // Rows of the path from the root to the previous row.
         let mut path: Vec<u32> = Vec::new();
         for row in 0..rows {
             let parent = self.parents[row];

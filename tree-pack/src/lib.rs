@@ -1,8 +1,9 @@
-//! Trajectories that share prefixes, merged into prefix trees and packed for tree training.
+//! Merges trajectories that share prefixes into prefix trees and packs them for tree training.
 //!
-//! Training sequences of one task often begin alike: samples of one prompt, branches of a search,
-//! turns of an agent whose context is rewritten. Here they become prefix trees whose tokens are
-//! each computed once, while every original prediction keeps its place in the loss.
+//! Training sequences of one task often share prefixes: samples of one prompt, branches of a
+//! search, turns of an agent whose context is rewritten. This crate merges them into prefix trees.
+//! Training computes every tree token once, and every original prediction keeps its weight in the
+//! loss.
 //!
 //! ```text
 //! JSON lines -> Trajectory -> PrefixForest -> PackedStep { packs: [TreeLayout + Occurrences] }
@@ -11,16 +12,17 @@
 //! ```
 //!
 //! * [`read_trajectories`] streams token ids with loss masks; the module `text` (feature `text`)
-//!   makes them from messages.
-//! * [`build_forests`] merges the trajectories of each task; [`flat_forests`] leaves them separate,
-//!   for the baseline. [`TreeStats`] tells what there is to gain.
-//! * [`StepPlanner`] assigns tasks to optimizer steps, [`pack_step`] trees to packs, under an
-//!   [`Objective`], an [`Aggregation`] and a [`LossForm`]. Trees larger than a pack are refused or
-//!   spread over several ([`Partitioning`]), whose roots continue rows of others ([`Gateway`]).
-//! * [`assign_to_ranks`] spreads the packs of a step over devices that train together.
-//! * A [`PackedStep`] can be saved, compared with the vocabulary of a model
-//!   ([`PackedStep::check_vocabulary`]), and its packs become tensors (feature `burn`). Packs of
-//!   different steps are refused: a [`StepId`] tells them apart.
+//!   creates them from messages.
+//! * [`build_forests`] merges the trajectories of each task; [`flat_forests`] keeps them separate,
+//!   as a baseline. [`TreeStats`] reports the possible gain.
+//! * [`StepPlanner`] assigns tasks to optimizer steps. [`pack_step`] assigns trees to packs, with
+//!   an [`Objective`], an [`Aggregation`] and a [`LossForm`]. A tree larger than a pack is refused
+//!   or split over several packs ([`Partitioning`]), whose roots continue rows of earlier packs
+//!   ([`Gateway`]).
+//! * [`assign_to_ranks`] distributes the packs of a step over devices.
+//! * A [`PackedStep`] can be saved, checked against the vocabulary of a model
+//!   ([`PackedStep::check_vocabulary`]) and uploaded as tensors (feature `burn`). A batch of packs
+//!   of different steps is refused; a [`StepId`] distinguishes them.
 //!
 //! ```
 //! use std::num::NonZeroUsize;
@@ -57,20 +59,19 @@ mod counting_sort;
 mod drift;
 mod files;
 mod forest;
-mod gateway;
 mod ids;
 mod index_memory;
 mod layout;
-mod lines;
 mod objective;
-mod occurrence;
-mod pack;
+mod occurrences;
 mod packing;
+mod packs;
 mod preference;
 mod ranks;
 mod reader;
+mod reward;
 mod stats;
-mod step;
+mod step_planner;
 #[cfg(feature = "text")]
 pub mod text;
 mod trajectory;
@@ -87,23 +88,24 @@ pub use drift::Retokenization;
 pub use drift::{Branch, Fork, forks};
 pub use files::FileError;
 pub use forest::{ForestError, MAX_ROWS, Node, PrefixForest, Tree, build_forests, flat_forests};
-pub use gateway::{Gateway, GatewayError, PastRun};
 pub use ids::{BatchId, StepId};
 pub use index_memory::IndexMemory;
 pub use layout::{LayoutError, Segment, TreeLayout};
-pub use lines::{DEFAULT_MAX_LINE_BYTES, JsonLines};
 pub use objective::{Aggregation, LossForm, Objective, ObjectiveError, StepTotals};
-pub use occurrence::{ColumnError, Occurrences};
-pub use pack::Pack;
-pub use packing::{
-    OccurrenceName, PackError, PackOptions, PackedStep, PacksError, Partitioning, StepTrajectory,
-    pack_step, validate_packs,
+pub use occurrences::{ColumnError, Occurrences};
+pub use packing::{OccurrenceName, PackError, PackOptions, Partitioning, pack_step};
+pub use packs::{
+    Gateway, GatewayError, Pack, PackedStep, PacksError, PastRun, StepTrajectory, validate_packs,
 };
 pub use preference::{PairError, PairRule, PreferencePair, preference_pairs};
 pub use ranks::{PackCostError, RankAssignment, assign_to_ranks};
-pub use reader::{ReadError, TrajectoryReader, load_trajectories, read_trajectories};
+pub use reader::{
+    DEFAULT_MAX_LINE_BYTES, JsonLines, ReadError, TrajectoryReader, load_trajectories,
+    read_trajectories,
+};
+pub use reward::RewardError;
 pub use stats::{ActiveOverLength, TreeStats};
-pub use step::StepPlanner;
+pub use step_planner::StepPlanner;
 pub use trajectory::{Advantage, FieldError, MAX_TOKEN_ID, Trajectory};
 pub use vocabulary::{TokenPlace, VocabularyError};
 pub use writer::write_trajectory;

@@ -1,4 +1,4 @@
-//! What an optimizer step minimises: how shared predictions count and how they are averaged.
+//! The loss of an optimizer step: how shared predictions count and how their sum is normalised.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,13 +8,12 @@ use serde::{Deserialize, Serialize};
 /// How a prediction that several trajectories share counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Objective {
-    /// Every trajectory counts with its weight; occurrences of one `(row, target)` are merged
-    /// into one whose weight is the sum (the paper's `lambda_t`). Exact only while the loss is
-    /// linear in the log-probability, or all merged occurrences carry the same inputs; refused
-    /// otherwise.
+    /// Every trajectory counts with its weight; occurrences of one `(row, target)` are merged into
+    /// one whose weight is the sum (the paper's `lambda_t`). Exact only if the loss is linear in
+    /// the log-probability, or if all merged occurrences carry the same inputs; an error otherwise.
     PerPath,
-    /// Every original prediction counts by itself, with its own inputs. The result is that of
-    /// [`Objective::PerPath`] wherever that is exact, and occurrences are then merged, too.
+    /// Every original prediction counts separately, with its own inputs. Wherever
+    /// [`Objective::PerPath`] is exact, occurrences are merged and the result is the same.
     #[default]
     PerOccurrence,
     /// Every tree token that is a target in some trajectory counts once, with the inputs of the
@@ -38,18 +37,18 @@ pub enum Aggregation {
     TokenMean,
     /// `sum_r w_r sum_t / sum_r w_r n_r`, the only one that uses [`crate::Trajectory::weight`].
     WeightedTokenMean,
-    /// Mean over the tree tokens trained in some trajectory; only with [`Objective::Unique`],
-    /// which in turn has no trajectory or occurrence means.
+    /// Mean over the tree tokens trained in some trajectory; only with [`Objective::Unique`], which
+    /// has no means over trajectories or occurrences.
     UniqueMean,
-    /// `(1/R) sum_r (1/c) sum_t` with a constant `c`, the longest that a trajectory may be: the mean
-    /// over trajectories without the bias of `TrajectoryMean` towards short ones (Dr. GRPO).
+    /// `(1/R) sum_r (1/c) sum_t` with a constant `c`, the maximum length of a trajectory. Unlike
+    /// `TrajectoryMean` it has no bias towards short trajectories (Dr. GRPO).
     ConstantLength(f64),
     /// Sum divided by a constant.
     Constant(f64),
 }
 
-/// The names of programs and files, in kebab case; constants are `constant:1024` and
-/// `constant-length:1024`.
+/// Parses the names that programs and files use, in kebab case; constants are written as
+/// `constant:1024` and `constant-length:1024`.
 impl FromStr for Aggregation {
     type Err = ObjectiveError;
 
@@ -93,8 +92,8 @@ impl fmt::Display for Aggregation {
     }
 }
 
-/// On what the loss of a prediction depends: decides which occurrences may be merged, and which
-/// inputs they carry.
+/// What the loss of a prediction depends on. It determines which occurrences may be merged and
+/// which inputs they carry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LossForm {
     /// `weight * nll` (supervised fine-tuning). Always merged; carries no inputs.
@@ -117,14 +116,14 @@ impl LossForm {
     }
 }
 
-/// Sums over a whole optimizer step, from which its denominators follow.
+/// Sums over a whole optimizer step, from which the denominators are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepTotals {
     /// Trajectories, `R`.
     pub trajectories: u64,
     /// Tokens of all trajectories.
     pub tokens: u64,
-    /// Distinct prefixes, each counted once a task.
+    /// Distinct prefixes, each counted once per task.
     pub unique_tokens: u64,
     /// Rows of the packs without padding or repetition: `unique_tokens`, or `tokens` if the
     /// forests are flat.
@@ -137,31 +136,32 @@ pub struct StepTotals {
     pub weighted_trained_tokens: f64,
 }
 
-/// Why an objective cannot be used as asked.
+/// Errors of objectives and aggregations.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObjectiveError {
-    /// Not the name of an aggregation.
+    /// The text does not name an aggregation.
     #[error(
         "aggregation {text:?}: expected sum, sep-avg, trajectory-mean, token-mean, \
          weighted-token-mean, unique-mean, or constant: or constant-length: and a positive number, \
          as in constant:1024"
     )]
     UnknownAggregation {
-        /// What was given.
+        /// The text.
         text: String,
     },
-    /// The aggregation has no meaning under the objective.
+    /// The aggregation is not defined for the objective.
     #[error("{aggregation:?} is not defined for the objective {objective:?}: use {instead}")]
     Undefined {
         /// The objective.
         objective: Objective,
         /// The aggregation.
         aggregation: Aggregation,
-        /// What can be used.
+        /// The aggregations that can be used instead.
         instead: &'static str,
     },
-    /// Tokens that count once do not add up to trajectories.
+    /// Under [`Objective::Unique`] tokens count once, so that no sums over whole trajectories
+    /// exist.
     #[error("a loss of whole trajectories is not defined for the objective Unique")]
     UniqueTrajectories,
     /// The denominator is not a positive number.
@@ -216,7 +216,7 @@ impl Coefficients {
             Aggregation::ConstantLength(length) => totals.trajectories as f64 * length,
             Aggregation::Constant(denominator) => denominator,
         };
-        // A step that trains nothing has a loss of 0, whatever its denominator.
+        // A step that trains nothing has a loss of 0 for every denominator.
         let trains_nothing = totals.trained_tokens == 0;
         let usable = |number: f64| number.is_finite() && number > 0.0;
         let constant = match aggregation {

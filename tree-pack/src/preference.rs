@@ -1,10 +1,11 @@
-//! Which trajectory is preferred to which.
+//! Preference pairs from rewards.
 
 use std::collections::HashMap;
 
+use crate::reward::{RewardError, finite_reward};
 use crate::trajectory::Trajectory;
 
-/// A preference between two trajectories of a data set, by their indices in it.
+/// A preference between two trajectories, as indices in the data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PreferencePair {
     /// The preferred one.
@@ -13,36 +14,24 @@ pub struct PreferencePair {
     pub rejected: usize,
 }
 
-/// Which pairs of a task [`preference_pairs`] takes.
+/// The pairs of a task that [`preference_pairs`] returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PairRule {
-    /// One pair: the first of the highest reward over the first of the lowest.
+    /// One pair: the first trajectory with the highest reward over the first one with the lowest.
     #[default]
     BestOverWorst,
-    /// Every trajectory over every other one of lower reward.
+    /// Every trajectory over every other one with a lower reward.
     All,
 }
 
-/// Why trajectories cannot be paired.
+/// Errors of pairing trajectories.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PairError {
     /// A trajectory has no reward, or one that is not finite.
-    #[error(
-        "trajectory {index} (task {task_id:?}, rollout {rollout_id:?}) has the reward {reward:?}, \
-         expected a finite number"
-    )]
-    Reward {
-        /// Index in the data set.
-        index: usize,
-        /// Its task.
-        task_id: String,
-        /// Its rollout.
-        rollout_id: String,
-        /// Its reward.
-        reward: Option<f32>,
-    },
-    /// A rollout has several trajectories, of which none alone has the reward.
+    #[error(transparent)]
+    Reward(#[from] RewardError),
+    /// A rollout has several trajectories, so that the reward belongs to no single one.
     #[error(
         "trajectory {index} (task {task_id:?}, rollout {rollout_id:?}) is one of {segments} \
          segments, expected rollouts of one"
@@ -59,12 +48,12 @@ pub enum PairError {
     },
 }
 
-/// Pairs of trajectories of the same task with different rewards, by task in the order in which
-/// tasks are met. Trajectories without a trained token take part in none. A task whose rewards are
-/// all equal has none.
+/// Pairs of trajectories of the same task with different rewards, in order of the tasks' first
+/// appearance. Trajectories without trained tokens are in no pair. A task whose rewards are all
+/// equal has no pairs.
 ///
 /// # Errors
-/// [`PairError`] for a trajectory without reward, or one that is not its whole rollout.
+/// [`PairError`] for a trajectory that has no reward or is not its whole rollout.
 ///
 /// # Example
 /// ```
@@ -86,25 +75,15 @@ pub fn preference_pairs(
     let mut tasks: Vec<Vec<(usize, f32)>> = Vec::new();
     let mut numbers: HashMap<&str, usize> = HashMap::new();
     for (index, trajectory) in trajectories.iter().enumerate() {
-        let names = || (trajectory.task_id.clone(), trajectory.rollout_id.clone());
         if trajectory.segments != 1 {
-            let (task_id, rollout_id) = names();
             return Err(PairError::Segments {
                 index,
-                task_id,
-                rollout_id,
+                task_id: trajectory.task_id.clone(),
+                rollout_id: trajectory.rollout_id.clone(),
                 segments: trajectory.segments,
             });
         }
-        let Some(reward) = trajectory.reward.filter(|reward| reward.is_finite()) else {
-            let (task_id, rollout_id) = names();
-            return Err(PairError::Reward {
-                index,
-                task_id,
-                rollout_id,
-                reward: trajectory.reward,
-            });
-        };
+        let reward = finite_reward(index, trajectory)?;
         if trajectory.trained_tokens() == 0 {
             continue;
         }
@@ -130,7 +109,7 @@ pub fn preference_pairs(
 }
 
 fn best_over_worst(members: &[(usize, f32)]) -> Option<PreferencePair> {
-    // Of equal ones `max_by` takes the last, `min_by` the first.
+    // Of equal elements `max_by` returns the last, `min_by` the first.
     let best = members.iter().rev().max_by(|a, b| a.1.total_cmp(&b.1))?;
     let worst = members.iter().min_by(|a, b| a.1.total_cmp(&b.1))?;
     (worst.1 < best.1).then_some(PreferencePair {
@@ -173,7 +152,7 @@ mod tests {
         assert_eq!(best.unwrap(), [pair(0, 2)]);
         let all = pairs(&trajectories, PairRule::All).unwrap();
         assert_eq!(all, [pair(0, 2), pair(3, 2)]);
-        // What trains nothing cannot be preferred.
+        // A trajectory without trained tokens is in no pair.
         trajectories[0].loss_mask.fill(false);
         let best = pairs(&trajectories, PairRule::BestOverWorst);
         assert_eq!(best.unwrap(), [pair(3, 2)]);

@@ -1,25 +1,25 @@
-//! The packs of a step on several devices that train together.
+//! Distribution of the packs of a step over devices that train together.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::num::NonZeroUsize;
 
-use crate::pack::Pack;
-use crate::packing::PackedStep;
+use crate::packs::Pack;
+use crate::packs::PackedStep;
 
-/// Which rank trains which packs of a step.
+/// The packs of a step that each rank trains.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankAssignment {
-    /// For each rank, the packs as indices in [`PackedStep::packs`], ascending. A rank may have
-    /// none, and still takes part in the sum of the gradients.
+    /// For each rank, its packs as ascending indices in [`PackedStep::packs`]. A rank without packs
+    /// still takes part in the all-reduce of the gradients.
     pub packs: Vec<Vec<usize>>,
-    /// For each rank, the cost of its packs.
+    /// For each rank, the total cost of its packs.
     pub costs: Vec<f64>,
 }
 
-/// What a pack is said to cost is no cost.
+/// The cost of a pack is not a finite number of at least 0.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("pack {pack} costs {cost}, expected a finite number that is not negative")]
+#[error("pack {pack} costs {cost}, expected a finite number of at least 0")]
 pub struct PackCostError {
     /// Index of the pack.
     pub pack: usize,
@@ -27,18 +27,21 @@ pub struct PackCostError {
     pub cost: f64,
 }
 
-/// Spreads the packs of a step over ranks so that the largest cost of a rank is small: those that
-/// belong together, the costliest first, each to the rank that has the least so far (longest
-/// processing time first; at most `4/3` of the best possible largest cost).
+/// Distributes the packs of a step over ranks so that the largest cost of a rank is small. Packs
+/// that belong together form a group. Groups are assigned in descending order of cost, each to the
+/// rank with the smallest cost so far (longest processing time first): the largest cost is at most
+/// `4/3` of the optimum.
 ///
-/// `cost` tells what a pack costs, in any unit: for instance a sum of its tokens and visible pairs
-/// ([`crate::TreeLayout::visible_pairs`], past keys included) with measured coefficients.
+/// `cost` returns the cost of a pack in any unit, for example a weighted sum of its tokens and
+/// visible pairs ([`crate::TreeLayout::visible_pairs`], which includes past keys) with measured
+/// coefficients.
 ///
-/// The packs of a partitioned tree stay together, since they continue each other. Trees that share
-/// a pack do, too: give [`crate::PackOptions::ranks`] the number of ranks, so that eight small trees
-/// do not become one pack while seven ranks have nothing. A loss that compares trajectories of
-/// different trees needs them on one rank, which is not looked after here. All ranks together have the loss of the step, and the sum of their gradients is its gradient: weights
-/// contain the denominator of the whole step, so gradients are summed, not averaged.
+/// The packs of a partitioned tree stay on one rank, because they continue each other. Trees that
+/// share a pack also stay together; set [`crate::PackOptions::ranks`] to the number of ranks, so
+/// that small trees do not all share one pack while other ranks are idle. A loss that compares
+/// trajectories of different trees needs them on one rank; this function does not ensure that. The
+/// losses and gradients of all ranks add up to those of the step: weights contain the denominator
+/// of the whole step, so gradients are summed, not averaged.
 ///
 /// # Errors
 /// [`PackCostError`].
@@ -81,7 +84,7 @@ pub fn assign_to_ranks(
         if !(cost.is_finite() && cost >= 0.0) {
             return Err(PackCostError { pack: number, cost });
         }
-        // A negative zero would be out of order below.
+        // The bits of a negative zero would be out of order below.
         groups[group].0 += cost.abs();
         groups[group].1.push(number);
     }
@@ -91,7 +94,7 @@ pub fn assign_to_ranks(
         packs: vec![Vec::new(); ranks.get()],
         costs: vec![0.0; ranks.get()],
     };
-    // Costs are not negative, so that their bits are in their order.
+    // The bits of non-negative floats are in the order of the floats.
     let ordered = |cost: f64, rank: usize| Reverse((cost.to_bits(), rank));
     let mut least: BinaryHeap<_> = (0..ranks.get()).map(|rank| ordered(0.0, rank)).collect();
     for (cost, packs) in groups {
@@ -109,8 +112,8 @@ pub fn assign_to_ranks(
 }
 
 impl RankAssignment {
-    /// The largest cost of a rank in units of the mean: 1 if all have the same. The share of the
-    /// time that all ranks together work is at most its inverse. 1 if nothing costs anything.
+    /// The largest cost of a rank divided by the mean cost: 1 if all costs are equal or 0. Its
+    /// inverse is an upper bound of the utilisation of the ranks.
     pub fn imbalance(&self) -> f64 {
         let sum: f64 = self.costs.iter().sum();
         let largest = self.costs.iter().copied().fold(0.0, f64::max);
@@ -120,11 +123,10 @@ impl RankAssignment {
         }
     }
 
-    /// The packs of a rank as a step of their own, whose weights, totals and trajectories are
-    /// those of the whole step.
+    /// The packs of a rank as a step. Weights, totals and trajectories are those of the whole step.
     ///
     /// # Panics
-    /// If there is no such rank, or the assignment is that of another step.
+    /// If the rank does not exist, or the assignment belongs to another step.
     pub fn step_of(&self, step: &PackedStep, rank: usize) -> PackedStep {
         let own = &self.packs[rank];
         let renumbered = |pack: u32| {

@@ -1,4 +1,4 @@
-//! What is shared in a data set, and how much packing can gain.
+//! Statistics of shared prefixes and of the speed-up that packing can give.
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -8,22 +8,22 @@ use crate::trajectory::Trajectory;
 
 /// Counts over one task or several.
 ///
-/// Nodes are those of the compressed tree: one ends where paths part or a trajectory ends.
+/// Nodes are those of the compressed tree: a node ends where paths diverge or a trajectory ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeStats {
     /// Tasks.
     pub tasks: u64,
     /// Trees: distinct first tokens of each task.
     pub trees: u64,
-    /// Trajectories, equal ones and those that end at an inner node included.
+    /// Trajectories, including equal ones and those that end at an inner node.
     pub trajectories: u64,
     /// Nodes without children; fewer than trajectories if some are equal or prefixes of others.
     pub leaves: u64,
     /// Tokens of all trajectories.
     pub tokens: u64,
-    /// Distinct prefixes, each counted once a task: the tokens that training on trees computes.
+    /// Distinct prefixes, each counted once per task: the tokens that tree training computes.
     pub unique_tokens: u64,
-    /// Trained targets of all trajectories; the first token of a trajectory never is one.
+    /// Trained targets of all trajectories; the first token of a trajectory is never a target.
     pub trained_tokens: u64,
     /// Tree tokens trained in some trajectory.
     pub unique_trained_tokens: u64,
@@ -33,20 +33,21 @@ pub struct TreeStats {
     pub branch_nodes: u64,
     /// Children of all branch nodes.
     pub branch_children: u64,
-    /// Most children of a node.
+    /// Largest number of children of a node.
     pub max_out_degree: u64,
-    /// Most nodes on a path.
+    /// Largest number of nodes on a path.
     pub max_depth_nodes: u64,
     /// Tokens of the longest trajectory.
     pub longest_path_tokens: u64,
     /// Distinct tokens of the largest tree.
     pub largest_tree_tokens: u64,
-    /// How often a token meets a tree token that the first trajectory through it masked otherwise.
+    /// Number of tokens whose loss mask differs from that of the first trajectory through the same
+    /// tree token.
     pub mask_conflicts: u64,
 }
 
 impl TreeStats {
-    /// Counts one task. A flat forest is counted as the merged one it was made from.
+    /// Counts one task. A flat forest is counted as the merged forest from which it was built.
     ///
     /// # Panics
     /// If the forest was not built from `trajectories`.
@@ -90,7 +91,8 @@ impl TreeStats {
             .reduce(Self::default, Self::combine)
     }
 
-    /// The counts of two sets of tasks together: sums, and maxima where the name says so.
+    /// Combines the counts of two sets of tasks: maxima for fields whose names say so, sums for all
+    /// others.
     pub fn combine(self, other: Self) -> Self {
         Self {
             tasks: self.tasks + other.tasks,
@@ -121,7 +123,7 @@ impl TreeStats {
         1.0 - self.unique_tokens as f64 / self.tokens as f64
     }
 
-    /// Bound `1 / (1 - POR)` on the speed-up, as far as time is proportional to tokens. 1 if there
+    /// Upper bound `1 / (1 - POR)` of the speed-up, if time is proportional to tokens. 1 if there
     /// are no tokens.
     pub fn token_bound(&self) -> f64 {
         1.0 / (1.0 - self.prefix_overlap_ratio())
@@ -190,12 +192,13 @@ fn mask_conflicts(forest: &PrefixForest, number: usize, trajectories: &[Trajecto
     conflicts
 }
 
-/// How many paths are alive after so many tokens.
+/// Number of active paths at each token position.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActiveOverLength {
-    /// Entry `t`: trajectories that have a token `t`, the work of separate sequences.
+    /// Entry `t`: number of trajectories that have a token `t`. Separate sequences compute all of
+    /// them.
     pub trajectories: Vec<u64>,
-    /// Entry `t`: tree tokens at position `t`, the work of trees.
+    /// Entry `t`: number of tree tokens at position `t`. Tree training computes only these.
     pub tree_tokens: Vec<u64>,
 }
 
@@ -221,7 +224,7 @@ impl ActiveOverLength {
     }
 }
 
-/// A sum of intervals, as its changes.
+/// A step function, stored as its changes.
 #[derive(Default)]
 struct Steps(Vec<i64>);
 

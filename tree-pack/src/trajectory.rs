@@ -1,18 +1,18 @@
-//! One recorded sequence: what is trained on it, and the checks it must pass.
+//! One recorded sequence of tokens, its training data and its validation.
 
 use std::fmt;
 
-/// Largest token id: rows and ids travel as signed 32-bit integers in tensors.
+/// Largest token id: tensors store rows and ids as signed 32-bit integers.
 pub const MAX_TOKEN_ID: u32 = i32::MAX as u32;
 
-/// A sequence of tokens that was sampled, or recorded, as one path of a task's tree.
+/// A sampled or recorded sequence of tokens: one path of a task's tree.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trajectory {
     /// The task. Trajectories of one task share a prefix forest.
     pub task_id: String,
     /// The rollout (one run of the agent).
     pub rollout_id: String,
-    /// Index of this sequence in its rollout, which has several where the context was rewritten.
+    /// Index of this sequence in its rollout. A rollout has several if its context was rewritten.
     pub segment: u32,
     /// Number of sequences of the rollout.
     pub segments: u32,
@@ -20,8 +20,8 @@ pub struct Trajectory {
     pub reward: Option<f32>,
     /// `[T]` token ids.
     pub tokens: Vec<u32>,
-    /// `[T]` whether the token is a trained target. The first token is predicted by nothing, so
-    /// its entry has no effect.
+    /// `[T]` whether the token is a trained target. No token predicts the first one, so its entry
+    /// has no effect.
     pub loss_mask: Vec<bool>,
     /// Advantage of the sampled tokens.
     pub advantage: Option<Advantage>,
@@ -31,10 +31,10 @@ pub struct Trajectory {
     /// `[T - 1]` log-probabilities under the reference policy; entry `t` belongs to token `t + 1`.
     pub ref_log_probs: Option<Vec<f32>>,
     /// `[T - 1]` log-probabilities that the inference engine reported while it sampled; entry `t`
-    /// belongs to token `t + 1`. They differ from `old_log_probs` by the engine's arithmetic, and
-    /// by updates that it had not received.
+    /// belongs to token `t + 1`. They differ from `old_log_probs` because of the engine's
+    /// arithmetic and because of updates that the engine had not yet received.
     pub sampling_log_probs: Option<Vec<f32>>,
-    /// Weight of the trajectory in [`crate::Aggregation::WeightedTokenMean`]; 1 where not given.
+    /// Weight of the trajectory in [`crate::Aggregation::WeightedTokenMean`]; 1 by default.
     pub weight: f64,
 }
 
@@ -68,7 +68,7 @@ impl Default for Trajectory {
 }
 
 impl Trajectory {
-    /// A trajectory of weight 1 with nothing but tokens and their mask.
+    /// A trajectory of weight 1 with tokens and their mask only.
     pub fn new(
         task_id: impl Into<String>,
         rollout_id: impl Into<String>,
@@ -89,7 +89,7 @@ impl Trajectory {
         self.tokens.len()
     }
 
-    /// Whether there are no tokens; [`Trajectory::validate`] refuses that.
+    /// Whether there are no tokens, which [`Trajectory::validate`] refuses.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
@@ -133,11 +133,11 @@ impl Trajectory {
 
     /// Checks lengths and values.
     ///
-    /// Values of untrained tokens in arrays of advantages and log-probabilities are ignored
-    /// everywhere, but must be finite, too.
+    /// Advantages and log-probabilities of untrained tokens are ignored everywhere, but must be
+    /// finite.
     ///
     /// # Errors
-    /// The first field that is wrong, with its value and what was expected.
+    /// [`FieldError`] with the first wrong field, its value and the expected value.
     pub fn validate(&self) -> Result<(), FieldError> {
         let length = self.tokens.len();
         if length == 0 {
@@ -223,7 +223,7 @@ fn check_finite(field: &str, index: Option<usize>, value: f32) -> Result<(), Fie
     Err(FieldError::new(field, value, "a finite number (f32)"))
 }
 
-/// A field of a trajectory that is not as it must be.
+/// An invalid field of a trajectory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: got {value}, expected {expected}")]
 pub struct FieldError {

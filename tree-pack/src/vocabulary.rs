@@ -1,11 +1,11 @@
-//! Token ids that a model has no embedding for.
+//! Token ids outside the vocabulary of a model.
 
 use std::fmt;
 
-use crate::pack::Pack;
-use crate::packing::PackedStep;
+use crate::packs::Pack;
+use crate::packs::PackedStep;
 
-/// A token id that is not in the vocabulary of the model.
+/// A token id outside the vocabulary of the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{place}: token {token} at position {position}, expected an id below {size}, the size of the \
@@ -18,11 +18,11 @@ pub struct VocabularyError {
     pub size: usize,
     /// Index of the token in its trajectory.
     pub position: usize,
-    /// Where it is.
+    /// The place of the token.
     pub place: TokenPlace,
 }
 
-/// Where a token is.
+/// The place of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TokenPlace {
@@ -30,18 +30,18 @@ pub enum TokenPlace {
     Trajectory {
         /// The task.
         task_id: String,
-        /// The rollout of a trajectory that has the token, if one is known.
+        /// The rollout of a trajectory with the token, if known.
         rollout_id: Option<String>,
-        /// The segment of that rollout, 0 if it is not known.
+        /// The segment of this rollout, 0 if unknown.
         segment: u32,
     },
-    /// In a batch, which does not know trajectories.
+    /// In a batch, which has no names of trajectories.
     Row {
         /// Index of the pack in the batch.
         pack: usize,
         /// Row of the pack.
         row: usize,
-        /// Whether it is what the row predicts, rather than its own token.
+        /// Whether the token is the target of the row instead of its own token.
         is_target: bool,
     },
 }
@@ -82,11 +82,12 @@ pub(crate) fn first_outside(tokens: &[u32], size: usize) -> Option<usize> {
 
 impl PackedStep {
     /// Checks that every token and every target is below `size`, the number of rows of the model's
-    /// embedding and head. Devices answer an id that is not with an arbitrary embedding, with
-    /// zeros, or with a fault that names nothing.
+    /// embedding and head. For a larger id, devices return an arbitrary embedding or zeros, or fail
+    /// without naming it.
     ///
     /// # Errors
-    /// The first token that is not, by its task, a rollout that has it, and its position.
+    /// [`VocabularyError`] with the task, a rollout and the position of the first token that is
+    /// not.
     pub fn check_vocabulary(&self, size: usize) -> Result<(), VocabularyError> {
         for pack in &self.packs {
             if let Some(row) = first_outside(&pack.layout.tokens, size) {
@@ -111,7 +112,7 @@ impl PackedStep {
         Ok(())
     }
 
-    /// The place of a row, of which an occurrence tells a trajectory.
+    /// The place of a row; `entry` is an occurrence of a trajectory through the row.
     fn place(&self, pack: &Pack, row: usize, entry: Option<usize>) -> TokenPlace {
         let trajectory = entry.and_then(|entry| {
             let index = *pack.occurrences.trajectories.get(entry)?;
@@ -139,8 +140,8 @@ impl PackedStep {
     }
 }
 
-/// An occurrence of a trajectory that goes through a row: one made from the row or below it, or
-/// else one whose target the row is.
+/// An occurrence of a trajectory through a row: one from the row or its subtree, otherwise one
+/// whose target is the row.
 fn entry_through(pack: &Pack, row: usize) -> Option<usize> {
     let columns = &pack.occurrences;
     let first_from = |row: u32| columns.rows.partition_point(|&other| other < row);

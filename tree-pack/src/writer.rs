@@ -1,14 +1,14 @@
-//! Trajectories in token form, one JSON object a line: what [`crate::read_trajectories`] reads.
+//! Writes trajectories in token form, one JSON object per line, for [`crate::read_trajectories`].
 
 use std::io::{self, Write};
 
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
-use crate::{Advantage, Trajectory};
+use crate::trajectory::{Advantage, Trajectory};
 
-/// Writes one trajectory as a line. Optional fields that are not set are left out, but for the
-/// reward, which is `null` then.
+/// Writes one trajectory as a line. Optional fields that are not set are omitted, except the
+/// reward, which is `null`.
 ///
 /// # Example
 /// ```

@@ -115,7 +115,7 @@ fn what_has_no_advantage_is_named_and_nothing_is_changed() {
 }
 
 proptest! {
-    /// Also where the mean is rounded: 0.1 + 0.1 + 0.1 is not three times 0.1.
+    /// Even if the mean is rounded: 0.1 + 0.1 + 0.1 is not three times 0.1.
     #[test]
     fn equal_rewards_have_no_advantage(reward in -1e30f32..1e30, count in 2usize..40) {
         for estimator in ESTIMATORS {
@@ -131,7 +131,7 @@ proptest! {
             let sum: f64 = advantages.iter().map(|&a| f64::from(a)).sum();
             let size: f64 = advantages.iter().map(|&a| f64::from(a).abs()).sum();
             prop_assert!(sum.abs() <= 1e-6 * size, "{sum} of {size}");
-            // The order of the rewards is that of the advantages.
+            // The advantages have the order of the rewards.
             for (i, j) in (0..rewards.len()).zip(1..rewards.len()) {
                 if rewards[i] < rewards[j] {
                     prop_assert!(advantages[i] <= advantages[j]);

@@ -12,7 +12,10 @@ fn messages() -> Vec<Value> {
     vec![
         json!({"role": "system", "content": "Be <brief> & 'kind'."}),
         json!({"role": "user", "content": "Größe? 😀\n"}),
-        json!({"role": "assistant", "content": null, "tool_calls": [{"type": "function", "function": call}]}),
+        json!({
+            "role": "assistant", "content": null,
+            "tool_calls": [{"type": "function", "function": call}],
+        }),
         json!({"role": "tool", "content": "  x\ty "}),
     ]
 }
@@ -23,8 +26,8 @@ fn tools() -> Value {
     }}])
 }
 
-/// `jinja_dialect.json` holds templates and what Jinja2 3.1.6, set up as `transformers` does,
-/// renders them to; or the error, of which we only require that there is one.
+/// `jinja_dialect.json` contains templates and the output of Jinja2 3.1.6 with the settings of
+/// `transformers`, or an error; only its existence is compared.
 #[test]
 fn renders_as_jinja2_does() {
     let cases: Vec<Value> = serde_json::from_str(include_str!("jinja_dialect.json")).unwrap();
@@ -104,7 +107,7 @@ fn data(path: &str) -> PathBuf {
         .join(path)
 }
 
-/// `tokenizer_config.json` holds the template published with the model, and its special tokens.
+/// `tokenizer_config.json` contains the template published with the model, and its special tokens.
 #[test]
 fn configuration_gives_template_and_special_tokens() {
     let config = ChatTemplate::from_file(&data("tokenizer_config.json")).unwrap();
@@ -161,7 +164,7 @@ fn turn_format_is_found_in_every_bundled_template() {
     }
 }
 
-/// Formats of other families, with tokens that this tokenizer happens to have.
+/// Formats of other model families, with tokens that this tokenizer has.
 #[test]
 fn turn_format_of_other_templates() {
     let tokenizer = TextTokenizer::from_file(&data("tokenizer.json.gz")).unwrap();
@@ -169,7 +172,7 @@ fn turn_format_of_other_templates() {
         let template = ChatTemplate::from_source(source).unwrap();
         TurnFormat::detect(&template, &tokenizer)
     };
-    // A header closed by a token of its own.
+    // A header that ends with a special token.
     let headers = detect(
         "{% for m in messages %}<|box_start|>{{ m.role }}<|box_end|>\n\n{{ m.content }}<|quad_end|>{% endfor %}\
          {% if add_generation_prompt %}<|box_start|>assistant<|box_end|>\n\n<think>\n{% endif %}",
@@ -180,7 +183,7 @@ fn turn_format_of_other_templates() {
         (headers.start.text.as_str(), headers.end.text.as_str()),
         ("<|box_start|>", "<|quad_end|>")
     );
-    // A token for each role, and reasoning opened by the prompt.
+    // A token for each role, and reasoning that begins in the prompt.
     let roles = detect(
         "{% for m in messages %}{{ {'user': '<|box_start|>', 'assistant': '<|quad_start|>'}[m.role] }}{{ m.content }}\
          {{ '<|endoftext|>' if m.role == 'assistant' }}{% endfor %}\
@@ -199,15 +202,15 @@ fn turn_format_of_other_templates() {
         ),
         (
             "{{ messages }}{{ 'A:' if add_generation_prompt }}",
-            "does not begin with a token",
+            "does not begin with an added token",
         ),
         (
             "{{ '<think>' if add_generation_prompt }}",
-            "not rendered as it stands",
+            "does not render the content",
         ),
         (
             "{{ messages }}{{ '<think>' if add_generation_prompt }}",
-            "not followed by a token",
+            "no added token of the tokenizer follows",
         ),
     ] {
         let error = detect(source).unwrap_err();
@@ -244,7 +247,7 @@ fn conversation_errors_name_file_line_and_field() {
     );
 }
 
-/// JSON with a chance of being a conversation.
+/// JSON that may be a conversation.
 fn json_values() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -283,7 +286,9 @@ fn json_values() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn any_bytes_are_a_conversation_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_are_a_conversation_or_an_error(
+        bytes in prop::collection::vec(any::<u8>(), 0..200),
+    ) {
         let _ = Conversation::from_json(Path::new("x"), 1, &bytes);
     }
 
@@ -296,9 +301,12 @@ proptest! {
         }
     }
 
-    /// Messages of any shape go through a real template as text or as an error.
+    /// A real template renders messages of any shape to text or returns an error.
     #[test]
-    fn any_messages_render_or_fail(chat in prop::collection::vec(json_values(), 0..4), tools in json_values()) {
+    fn any_messages_render_or_fail(
+        chat in prop::collection::vec(json_values(), 0..4),
+        tools in json_values(),
+    ) {
         let template = ChatTemplate::from_file(&data("qwen3.jinja")).unwrap();
         let _ = template.render(&chat, Some(&tools), true);
     }
@@ -308,9 +316,10 @@ proptest! {
         source in prop::collection::vec(prop_oneof![
             "[ -~]{0,6}",
             prop::sample::select(vec![
-                "{%", "%}", "{{", "}}", "{#", "#}", "{%-", "-%}", "generation", "endgeneration", "for", "in",
-                "endfor", "if", "endif", "messages", "[::-1]", "| tojson", "(", ")", "loop.index", "namespace(", "set",
-                "strftime_now('%", "raise_exception('", "'", "é", ".split('", "macro", "endmacro", "range(9)",
+                "{%", "%}", "{{", "}}", "{#", "#}", "{%-", "-%}", "generation", "endgeneration", "for",
+                "in", "endfor", "if", "endif", "messages", "[::-1]", "| tojson", "(", ")", "loop.index",
+                "namespace(", "set", "strftime_now('%", "raise_exception('", "'", "é", ".split('",
+                "macro", "endmacro", "range(9)",
             ]).prop_map(str::to_owned),
         ], 0..14)
     ) {

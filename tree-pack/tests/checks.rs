@@ -1,5 +1,5 @@
-//! What would go wrong in silence has an answer: packs of different steps, columns that do not fit
-//! each other, token ids that are not in the vocabulary, steps that train nothing.
+//! Errors that would otherwise be silent: packs of different steps, inconsistent columns, token ids
+//! outside the vocabulary, steps that train nothing.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -9,7 +9,7 @@ use tree_pack::{
     TokenPlace, Trajectory, TreeLayout, assign_to_ranks, build_forests, pack_step, validate_packs,
 };
 
-/// Of which all tokens but the first are trained.
+/// A trajectory of which all tokens except the first are trained.
 fn trajectory(task: &str, rollout: &str, tokens: &[u32]) -> Trajectory {
     Trajectory {
         advantage: Some(Advantage::Trajectory(0.5)),
@@ -48,7 +48,7 @@ fn step() -> PackedStep {
     step
 }
 
-/// Everything that makes a step another one makes its id another one; nothing else does.
+/// The id of a step changes with everything that changes the step, and with nothing else.
 #[test]
 fn steps_have_ids_of_their_own() {
     let same = pack(&data(), &options());
@@ -90,7 +90,7 @@ fn steps_have_ids_of_their_own() {
         ..options()
     };
     assert_ne!(pack(&data(), &small).packs[0].step, ids[0]);
-    // What is packed without a step has none.
+    // Packs that were built without a step have no id.
     assert_eq!(Pack::default().step, None);
 }
 
@@ -123,7 +123,7 @@ fn packs_of_different_steps_are_no_step() {
         validate_packs(&packs).unwrap_err().to_string(),
         "pack 1 is of another optimizer step than pack 0: its weights have another denominator"
     );
-    // What does not tell its step goes with any; those that tell are compared all the same.
+    // A pack without a step matches every step; packs with steps are still compared.
     let mut unknown = packs[0].clone();
     unknown.step = None;
     let [first, second] = packs;
@@ -239,7 +239,7 @@ fn trajectories_of_a_step_have_names() {
     assert_eq!(names, [("a", "0"), ("a", "1"), ("a", "2"), ("b", "0")]);
 }
 
-/// Token 53 in every place, and whom its message names.
+/// Token 53 in every place, and the trajectory that its message names.
 #[test]
 fn tokens_outside_of_the_vocabulary_are_named() {
     let message = |data: &[Trajectory]| {
@@ -271,17 +271,17 @@ fn tokens_outside_of_the_vocabulary_are_named() {
     let mut second = data();
     second[3].tokens[1] = 53;
     assert_eq!(message(&second), text("task \"b\", rollout \"0\"", 1));
-    // Nothing is trained there: the task is known all the same.
+    // Nothing is trained there, but the task is known.
     let mut untrained = second;
     untrained[3].loss_mask = vec![false; 2];
     assert_eq!(message(&untrained), text("task \"b\"", 1));
 
-    // Behind what another pack computes, at the position in the trajectory.
+    // After the rows of another pack, at the position in the trajectory.
     let mut long = trajectory("long", "7", &[1, 2, 3, 4, 5, 6, 7, 8, 9]);
     long.tokens[6] = 53;
     assert_eq!(message(&[long]), text("task \"long\", rollout \"7\"", 6));
 
-    // A target that is no token of its pack: the first row of the next pack.
+    // A target that is not a token of its pack: the first row of the next pack.
     let long = trajectory("long", "7", &[1, 2, 3, 4, 53, 6, 7, 8]);
     let error = pack(&[long], &options()).check_vocabulary(50).unwrap_err();
     assert_eq!(error.to_string(), text("task \"long\", rollout \"7\"", 4));
@@ -298,7 +298,7 @@ fn tokens_outside_of_the_vocabulary_are_named() {
 fn a_step_tells_how_many_predictions_it_trains() {
     assert_eq!(step().trained_predictions(), 5);
     assert_eq!(step().totals.trained_tokens, 5);
-    // Merged predictions are as many as they stand for.
+    // A merged entry counts all its predictions.
     let merged = pack(&data(), &PackOptions::new(100));
     assert_eq!(merged.packs[0].occurrences.len(), 4);
     assert_eq!(merged.trained_predictions(), 5);

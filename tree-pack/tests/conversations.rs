@@ -1,4 +1,4 @@
-//! Conversations to trajectories: what is trained, where segments begin, and which errors there are.
+//! Conversations to trajectories: trained tokens, beginnings of segments, and errors.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ fn completions_and_their_end_are_trained() {
         1,
         "without reasoning every prompt extends what is there"
     );
-    // What comes after the last assistant turn belongs to no prompt.
+    // Messages after the last assistant turn belong to no prompt.
     assert_eq!(
         marked(&segments[0]),
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n\
@@ -101,7 +101,7 @@ fn stripped_reasoning_begins_a_segment() {
     assert_eq!(places, [(0, 2), (1, 2)]);
 }
 
-/// The training template keeps all reasoning, so the rollout stays in one piece.
+/// The training template keeps all reasoning, so the rollout remains one segment.
 #[test]
 fn kept_reasoning_does_not() {
     let chat = conversation(json!([
@@ -133,7 +133,7 @@ fn context_turns_are_not_trained() {
     let segments = tokenizer.tokenize(&chat).unwrap();
     assert_eq!(segments.len(), 1);
     assert!(marked(&segments[0]).contains("assistant\n2<|im_end|>\n<|im_start|>user"));
-    // Nothing to train is no trajectory, and no error.
+    // A conversation without trained turns gives no trajectory and no error.
     tokenizer.view.context_field = "role".into();
     assert_eq!(
         tokenizer.tokenize(&chat).unwrap().len(),
@@ -202,7 +202,7 @@ fn errors_name_the_message() {
     let error = qwen3().tokenize(&chat).unwrap_err().to_string();
     assert_eq!(
         error,
-        "runs.jsonl:3: messages[1].content: got nothing, expected a text, or tool_calls beside it"
+        "runs.jsonl:3: messages[1].content: got nothing, expected a text, or a field tool_calls"
     );
 
     let raising = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
@@ -222,7 +222,7 @@ fn errors_name_the_message() {
     );
     assert!(error.contains("too long"), "{error}");
 
-    // A prompt that says more than the conversation then holds.
+    // A prompt with text that the rendered conversation does not contain.
     let other = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
                  {% if add_generation_prompt %}<|im_start|>assistant\n{{ 'Sure: ' if messages | length == 1 }}{% endif %}";
     let template = ChatTemplate::from_source(other).unwrap();
@@ -262,7 +262,7 @@ fn parts_that_a_template_leaves_out_are_an_error() {
     );
 }
 
-/// Markers written out in a message are tokens, as they are for a client, and change no mask.
+/// Markers in the text of a message are tokens, as for a client, and do not change masks.
 #[test]
 fn markers_in_messages_do_not_move_the_mask() {
     let chat = conversation(json!([
@@ -287,7 +287,7 @@ fn markers_in_messages_do_not_move_the_mask() {
     assert_eq!(trained, ["a<|im_end|>b<|im_end|>", "c<|im_end|>"]);
 }
 
-/// Rollouts come out in the order of the file, however many threads work on them.
+/// Rollouts are in the order of the file, for any number of threads.
 #[test]
 fn order_is_that_of_the_file() {
     let folder = tempfile::tempdir().unwrap();
@@ -325,8 +325,8 @@ fn order_is_that_of_the_file() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the contents, a rollout's trained tokens are its completions, and each segment is
-    /// what a client would have sent plus the completion.
+    /// For all contents, a rollout's trained tokens are its completions, and each segment is the
+    /// text that a client would have sent plus the completion.
     #[test]
     fn trained_tokens_are_the_completions(
         turns in prop::collection::vec(("\\PC{0,12}", "[^<]{0,12}"), 1..5)

@@ -1,4 +1,4 @@
-//! Forks of forests against a comparison of all pairs, and retokenisation drift.
+//! Compares forks of forests with a comparison of all pairs; tests retokenisation drift.
 
 use std::collections::BTreeSet;
 
@@ -15,8 +15,8 @@ fn trajectories(sequences: Vec<Vec<u32>>) -> Vec<Trajectory> {
     sequences.into_iter().enumerate().map(trajectory).collect()
 }
 
-/// Every pair of trajectories of which none is a prefix of the other parts at exactly one fork,
-/// where they take different branches; and there is no fork at which no pair parts.
+/// Every pair of trajectories of which neither is a prefix of the other diverges at exactly one
+/// fork, into different branches. At every fork some pair diverges.
 fn check_against_all_pairs(trajectories: &[Trajectory]) {
     let forests = build_forests(trajectories).unwrap();
     let forest = &forests[0];
@@ -102,13 +102,13 @@ mod text {
             |parts: &[&str]| -> Vec<u32> { parts.iter().flat_map(|part| encode(part)).collect() };
         for (whole, parts) in [
             (" unbelievable", vec![" un", "believ", "able"]),
-            // The parts of a character cut between tokens are no text of their own.
+            // The parts of a character that is split between tokens are not text.
             ("\u{1f9ec}", vec!["\u{1f9ec}"]),
             ("<|im_end|>", vec!["<|im", "_end|>"]),
         ] {
             let rest = encode(" and the same words follow.");
             let sampled = match whole {
-                // By bytes, which every tokenizer of this kind has as tokens.
+                // Bytes, which are tokens of every tokenizer of this kind.
                 "\u{1f9ec}" => "\u{1f9ec}"
                     .bytes()
                     .map(|byte| byte_token(&tokenizer, byte))
@@ -152,10 +152,10 @@ mod text {
         }
     }
 
-    /// The token of a single byte: where a tokenizer works on bytes, any text decodes to them.
+    /// The token of a single byte: a byte-level tokenizer can encode every text with them.
     fn byte_token(tokenizer: &TextTokenizer, byte: u8) -> u32 {
         // Bytes outside printable ASCII are written as the characters from U+0100 on, in order,
-        // but for those of Latin-1 that stand for themselves.
+        // except those of Latin-1 that represent themselves.
         let stands_for_itself = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
         let character = match stands_for_itself(byte) {
             true => char::from(byte),
@@ -167,7 +167,7 @@ mod text {
         tokenizer.token_id(&character.to_string()).unwrap()
     }
 
-    /// Different texts never are reported, whatever they have in common.
+    /// Different texts are never reported, whatever they have in common.
     #[test]
     fn other_texts_are_not() {
         let tokenizer = tokenizer();

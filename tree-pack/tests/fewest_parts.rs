@@ -1,4 +1,4 @@
-//! The number of parts, and what they retain, against all partitions of small trees.
+//! Compares the number of parts and their retained tokens with all partitions of small trees.
 
 mod reference;
 
@@ -9,12 +9,12 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use tree_pack::{PackOptions, PackedStep, Partitioning, Trajectory, build_forests, pack_step};
 
-/// A tree of single tokens: the parent of each, which is an earlier one.
+/// A tree of single tokens: the parent of each, an earlier token.
 #[derive(Clone)]
 struct SmallTree(Vec<usize>);
 
 impl fmt::Debug for SmallTree {
-    /// One token a line, indented by depth.
+    /// One token per line, indented by depth.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut open = vec![(0, 0)];
         while let Some((token, depth)) = open.pop() {
@@ -53,7 +53,7 @@ impl SmallTree {
         pack_step(&trajectories, &forests, &options).unwrap()
     }
 
-    /// Part counts and retained tokens of the best partition, by trying all.
+    /// Part count and retained tokens of the best partition, by exhaustive search.
     fn best(&self, token_budget: usize, partitioning: Partitioning) -> (usize, usize) {
         let mut search = Search {
             tree: &self.0,
@@ -74,7 +74,7 @@ struct Search<'a> {
     token_budget: usize,
     share: bool,
     part_of: Vec<usize>,
-    /// Size and continued part of each part.
+    /// Size and parent of each part.
     parts: Vec<(usize, Option<usize>)>,
     best: (usize, usize),
 }
@@ -126,7 +126,7 @@ fn small_trees(most: usize) -> impl Strategy<Value = SmallTree> {
         let mut parents = vec![0];
         for (index, kind) in choices {
             let last = parents.len() - 1;
-            // Mostly go on with the last token, so that there are long nodes.
+            // Mostly continue the last token, so that there are long nodes.
             parents.push(if kind < 2 {
                 last
             } else {
@@ -150,9 +150,9 @@ proptest! {
     }
 }
 
-/// How far from the best of all partitions, over random trees. Connected parts are the best in all
-/// of them, in number and in retained tokens. Shared parts are a heuristic: the bounds are a little
-/// above what was found (0.7 % more parts; 2.5 % more tokens where the parts are as few).
+/// Distance from the best of all partitions, over random trees. Connected parts are optimal in all
+/// of them, in number and in retained tokens. Shared parts are a heuristic: the bounds are slightly
+/// above the measured distances (0.7 % more parts; 2.5 % more tokens with equally few parts).
 #[test]
 fn gaps_to_the_best_partitions() {
     let mut runner = TestRunner::deterministic();

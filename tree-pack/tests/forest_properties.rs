@@ -1,4 +1,4 @@
-//! Forests and layouts of random trajectories against prefixes compared one by one.
+//! Compares forests and layouts of random trajectories with their prefixes.
 
 mod reference;
 
@@ -64,7 +64,7 @@ proptest! {
                 prop_assert_eq!(layout.validate(), Ok(()));
                 let mut pairs = 0;
                 for query in 0..layout.len() {
-                    // The path of the query, followed upwards token by token.
+                    // The path of the query, upwards token by token.
                     let mut visible = BTreeSet::new();
                     let mut row = query as i32;
                     while row >= 0 {

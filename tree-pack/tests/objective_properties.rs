@@ -1,4 +1,4 @@
-//! Packed losses of random trajectories against those of separate sequences.
+//! Compares packed losses of random trajectories with those of separate sequences.
 
 mod reference;
 
@@ -49,8 +49,8 @@ fn is_defined(objective: Objective, aggregation: Aggregation, loss: LossForm) ->
     }
 }
 
-/// The first prediction that differs from an earlier one of the same prefix as far as the loss can
-/// tell: (earlier trajectory, later trajectory, token index), by task, trajectory and token.
+/// The first prediction that differs from an earlier one of the same prefix in an input of the
+/// loss: (earlier trajectory, later trajectory, token index), by task, trajectory and token.
 fn first_difference(trajectories: &[Trajectory], loss: LossForm) -> Option<(usize, usize, usize)> {
     let mut tasks: Vec<&str> = Vec::new();
     for trajectory in trajectories {
@@ -101,11 +101,11 @@ proptest! {
     // Each case packs all 192 combinations.
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// The step has the loss of the separate sequences for every objective, aggregation and loss
-    /// that is defined, merged or flat, however the trees are spread over packs; and merging is
-    /// refused exactly where it would change the loss.
+    /// The step has the loss of the separate sequences for every defined objective, aggregation and
+    /// loss, merged or flat, for every distribution of trees over packs. Merging is refused exactly
+    /// where it would change the loss.
     ///
-    /// Tolerance: sums of at most some hundred f64 terms of order 1, added in another order.
+    /// Tolerance: sums of at most a few hundred f64 terms of order 1, in another order.
     #[test]
     fn packs_have_the_loss_of_separate_sequences(
         trajectories in trajectories(8),
@@ -133,15 +133,22 @@ proptest! {
                         continue;
                     }
                     let expected = separate_loss(&trajectories, objective, aggregation, loss);
-                    let close = |found: f64| (found - expected).abs() <= 1e-11 * (1.0 + expected.abs());
+                    let tolerance = 1e-11 * (1.0 + expected.abs());
+                    let close = |found: f64| (found - expected).abs() <= tolerance;
                     let unshared = unshared.unwrap();
-                    prop_assert!(close(packed_loss(&unshared, loss)), "flat {options:?}", options = options(&flat));
+                    prop_assert!(
+                        close(packed_loss(&unshared, loss)),
+                        "flat {options:?}",
+                        options = options(&flat)
+                    );
 
                     let differs = match objective {
                         Objective::Unique => None,
                         _ => first_difference(&trajectories, loss),
                     };
-                    if let (Objective::PerPath, Some((earlier, later, index))) = (objective, differs) {
+                    if let (Objective::PerPath, Some((earlier, later, index))) =
+                        (objective, differs)
+                    {
                         let Err(PackError::NotMergeable { first, second, .. }) = merged else {
                             return Err(TestCaseError::fail(format!("merged: {merged:?}")));
                         };
@@ -151,11 +158,17 @@ proptest! {
                     }
                     let merged = merged.unwrap();
                     prop_assert_eq!(merged.merged, differs.is_none());
-                    prop_assert!(close(packed_loss(&merged, loss)), "{options:?}", options = options(&forests));
-                    let counts = merged.packs.iter().flat_map(|pack| &pack.occurrences.multiplicities);
+                    prop_assert!(
+                        close(packed_loss(&merged, loss)),
+                        "{options:?}",
+                        options = options(&forests)
+                    );
+                    let packs = merged.packs.iter();
+                    let counts = packs.flat_map(|pack| &pack.occurrences.multiplicities);
                     let original = predictions(&trajectories, objective).len();
                     prop_assert_eq!(counts.sum::<u32>() as usize, original);
-                    let totals = tree_pack::StepTotals { rows: merged.totals.rows, ..unshared.totals };
+                    let rows = merged.totals.rows;
+                    let totals = tree_pack::StepTotals { rows, ..unshared.totals };
                     prop_assert_eq!(merged.totals, totals);
                 }
             }
@@ -186,7 +199,9 @@ proptest! {
                     let own = &trajectories[data_index];
                     prop_assert_eq!(&paths[columns.rows[entry] as usize], &own.tokens[..index]);
                     prop_assert_eq!(columns.targets[entry], own.tokens[index]);
-                    let input = |column: &Option<Vec<f32>>| column.as_ref().map(|values| values[entry]);
+                    let input = |column: &Option<Vec<f32>>| {
+                        column.as_ref().map(|values| values[entry])
+                    };
                     prop_assert_eq!(input(&columns.advantages), own.advantage_of(index));
                     prop_assert_eq!(input(&columns.old_log_probs), own.old_log_prob_of(index));
                     prop_assert_eq!(input(&columns.ref_log_probs), own.ref_log_prob_of(index));

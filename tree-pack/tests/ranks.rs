@@ -1,4 +1,5 @@
-//! Steps spread over ranks: every pack once, parts of a tree together, weights of the whole step.
+//! Steps distributed over ranks: every pack once, parts of a tree together, weights of the whole
+//! step.
 
 mod reference;
 
@@ -38,8 +39,8 @@ fn step(trajectories: &[Trajectory], token_budget: usize, loss: LossForm) -> Pac
 }
 
 proptest! {
-    /// Costs are sums of multiples of 1/8, so that they are exact. The loss is a sum of at most
-    /// some hundred f64 terms of order 1, added in another order.
+    /// Costs are sums of multiples of 1/8, so that they are exact. The loss is a sum of at most a
+    /// few hundred f64 terms of order 1, in another order.
     #[test]
     fn ranks_together_are_the_step(
         trajectories in trajectories(10),
@@ -70,7 +71,7 @@ proptest! {
                 heaviest_unit = heaviest_unit.max(unit);
                 weights += pack.occurrences.weights.iter().sum::<f64>();
             }
-            // Paths of rows are followed over gateways within the rank.
+            // Paths of rows continue over gateways within the rank.
             loss += packed_loss(&own, LossForm::PerToken);
         }
         let whole: f64 = step.packs.iter().flat_map(|pack| &pack.occurrences.weights).sum();
@@ -78,7 +79,7 @@ proptest! {
         let expected = packed_loss(&step, LossForm::PerToken);
         prop_assert!((loss - expected).abs() <= 1e-11 * (1.0 + expected.abs()));
 
-        // What any order of assigning to the least loaded rank keeps to.
+        // The bound of every assignment to the least loaded rank.
         let mean = assignment.costs.iter().sum::<f64>() / count as f64;
         let largest = assignment.costs.iter().copied().fold(0.0, f64::max);
         prop_assert!(largest <= mean + heaviest_unit);
@@ -90,7 +91,7 @@ fn chain(task: &str, length: usize) -> Trajectory {
     Trajectory::new(task, "run", vec![1; length], vec![true; length])
 }
 
-/// Three trees on five ranks: each alone, two ranks without packs.
+/// Three trees on five ranks: one each, and two ranks without packs.
 #[test]
 fn more_ranks_than_trees() {
     let trajectories = [chain("a", 9), chain("b", 20), chain("c", 7)];
@@ -135,11 +136,11 @@ fn costs_are_finite_and_not_negative() {
     for (value, message) in [
         (
             f64::NAN,
-            "pack 0 costs NaN, expected a finite number that is not negative",
+            "pack 0 costs NaN, expected a finite number of at least 0",
         ),
         (
             -1.0,
-            "pack 0 costs -1, expected a finite number that is not negative",
+            "pack 0 costs -1, expected a finite number of at least 0",
         ),
     ] {
         let error = assign_to_ranks(&step, ranks(2), |_| value).unwrap_err();
@@ -151,8 +152,8 @@ fn costs_are_finite_and_not_negative() {
     assert_eq!(nothing.packs, [[], []] as [[usize; 0]; 2]);
 }
 
-/// Eight trees that would fit one pack keep eight ranks busy, if the packs are made for these; a
-/// large tree is cut by the budget, not by the number of ranks.
+/// Eight trees that would fit into one pack use eight ranks if packed for this number; the budget
+/// cuts a large tree, not the number of ranks.
 #[test]
 fn packs_are_made_for_the_ranks() {
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];

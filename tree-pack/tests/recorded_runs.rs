@@ -1,4 +1,4 @@
-//! The recorded runs in `data/tokens`: statistics, and how full the packs are.
+//! The recorded runs in `data/tokens`: statistics and fill of the packs.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
 //! The losses of reference models in `tests/fixtures`, from their log-probabilities and our
-//! occurrences: everything but the model.
+//! occurrences: everything except the model.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -74,8 +74,8 @@ fn trajectories(case: &Value) -> Vec<Trajectory> {
     .collect()
 }
 
-/// Log-probabilities are given with nine decimals; the largest losses are sums of some hundred
-/// of them. Inputs of the policy loss are f32.
+/// Log-probabilities are given with nine decimals; the largest losses are sums of a few hundred of
+/// them. Inputs of the policy loss are f32.
 const TOLERANCE: f64 = 2e-7;
 
 #[test]
@@ -91,7 +91,7 @@ fn losses_follow_from_log_probabilities() {
             "{name}"
         );
 
-        // Equal predictions of equal prefixes: the model's answer depends on the path alone.
+        // Equal prefixes have equal predictions, since the model's output depends only on the path.
         let mut log_probs = BTreeMap::new();
         for (trajectory, values) in trajectories
             .iter()

@@ -1,5 +1,5 @@
-//! The token files in `data/tokens` are reproduced, line by line, from the messages, templates
-//! and tokenizer beside them.
+//! Reproduces the token files in `data/tokens`, line by line, from the recorded messages, templates
+//! and tokenizer.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -45,7 +45,7 @@ fn assert_reproduced(name: &str, messages: &str, tokenizer: &ConversationTokeniz
     let mut expected = token_lines(name);
     let conversations =
         ConversationReader::open(data(&format!("trajectories/{messages}.jsonl.gz"))).unwrap();
-    // A token file holds the first tasks that fit, so not every rollout is in it.
+    // A token file contains only the first tasks, up to a size limit.
     let chosen = conversations.filter(|conversation| {
         let conversation = conversation.as_ref().unwrap();
         expected.contains_key(&(
@@ -122,7 +122,7 @@ fn tot_game24_cot16() {
     assert_reproduced("tot_game24_cot16", "tot_game24_cot16", &tokenizer, 592);
 }
 
-/// Reasoning is stripped from earlier turns, so rollouts fall into segments.
+/// The template removes reasoning from earlier turns, so rollouts have several segments.
 #[test]
 fn sweagent_think() {
     let mut tokenizer = tokenizer("qwen3.jinja");

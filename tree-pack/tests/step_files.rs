@@ -1,4 +1,4 @@
-//! Packed steps as files: what is written is read, and what is damaged is refused.
+//! Files of packed steps: written steps are read back, and damaged ones are refused.
 
 mod reference;
 
@@ -107,11 +107,26 @@ proptest! {
     }
 }
 
-#[test]
-fn steps_that_contradict_themselves_are_refused() {
+/// A change to a step, and a part of the error that names it.
+type Damage = (&'static str, fn(&mut PackedStep));
+
+/// Checks that a file of each damaged step is refused with its error.
+fn check_refused(step: fn() -> PackedStep, damages: &[Damage]) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("step.safetensors");
-    type Damage = (&'static str, fn(&mut PackedStep));
+    for (expected, damage) in damages {
+        let mut step = step();
+        damage(&mut step);
+        let message = save_and_load(&step, &path).unwrap_err().to_string();
+        assert!(
+            message.contains(expected),
+            "{message} instead of {expected}"
+        );
+    }
+}
+
+#[test]
+fn steps_that_contradict_themselves_are_refused() {
     let damages: [Damage; 12] = [
         ("pack 0: layout: parents at 2", |step| {
             step.packs[0].layout.parents[2] = 2
@@ -171,23 +186,12 @@ fn steps_that_contradict_themselves_are_refused() {
             step.packs[0].task_ids.clear()
         }),
     ];
-    for (expected, damage) in damages {
-        let mut step = small_step();
-        damage(&mut step);
-        let message = save_and_load(&step, &path).unwrap_err().to_string();
-        assert!(
-            message.contains(expected),
-            "{message} instead of {expected}"
-        );
-    }
+    check_refused(small_step, &damages);
 }
 
-/// Of a pack with a gateway: rows that are not there or not ancestors, and wrong intervals.
+/// A pack with a gateway: rows that do not exist or are not ancestors, and wrong intervals.
 #[test]
 fn gateways_that_contradict_the_packs_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("step.safetensors");
-    type Damage = (&'static str, fn(&mut PackedStep));
     let damages: [Damage; 14] = [
         ("pack 1 is of another optimizer step than pack 0", |step| {
             step.packs[1].step = small_step().packs[0].step
@@ -243,18 +247,10 @@ fn gateways_that_contradict_the_packs_are_refused() {
             |step| step.packs[1].gateway = None,
         ),
     ];
-    for (expected, damage) in damages {
-        let mut step = partitioned_step();
-        damage(&mut step);
-        let message = save_and_load(&step, &path).unwrap_err().to_string();
-        assert!(
-            message.contains(expected),
-            "{message} instead of {expected}"
-        );
-    }
+    check_refused(partitioned_step, &damages);
 }
 
-/// What a step is called is as in the step that was saved, whether it is known or not.
+/// The ids and names are those of the saved step, known or unknown.
 #[test]
 fn files_have_the_step_and_the_names_of_trajectories() {
     let folder = tempfile::tempdir().unwrap();
@@ -304,7 +300,7 @@ fn saving_replaces_the_whole_file_or_nothing() {
     let names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
     assert_eq!(names.len(), 1, "no temporary file is left");
 
-    // A folder in the place of the file cannot be replaced; nothing is left behind.
+    // A folder with the name of the file cannot be replaced; no other file remains.
     let occupied = folder.path().join("occupied");
     std::fs::create_dir(&occupied).unwrap();
     std::fs::write(occupied.join("kept"), "").unwrap();

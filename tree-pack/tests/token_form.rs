@@ -1,4 +1,4 @@
-//! Trajectories written as token form are read back as they were.
+//! Trajectories in token form are read back unchanged.
 
 use std::io::Cursor;
 

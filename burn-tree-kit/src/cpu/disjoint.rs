@@ -1,9 +1,9 @@
-//! One buffer that several threads write, each its own part.
+//! A buffer of which several threads write disjoint parts.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A mutable slice that several threads take non-overlapping parts of.
+/// A mutable slice from which several threads take non-overlapping parts.
 pub struct DisjointMut<'a, T> {
     start: *mut T,
     len: usize,
@@ -17,7 +17,7 @@ unsafe impl<T: Send> Sync for DisjointMut<'_, T> {}
 unsafe impl<T: Send> Send for DisjointMut<'_, T> {}
 
 impl<'a, T> DisjointMut<'a, T> {
-    /// Borrows the slice for as long as parts of it are in use.
+    /// Borrows the slice while parts of it are in use.
     pub fn new(slice: &'a mut [T]) -> Self {
         Self {
             start: slice.as_mut_ptr(),

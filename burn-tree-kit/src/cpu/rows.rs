@@ -5,9 +5,9 @@ use super::scalar::Real;
 /// Partial results per row: enough for the widest vectors.
 const LANES: usize = 16;
 
-/// Defines a function that is compiled for AVX-512, AVX2 and neither, and runs as the widest of
-/// them that the processor has. Functions it calls must be `#[inline(always)]` to be compiled
-/// along.
+/// Defines a function that is compiled for AVX-512, for AVX2 and without either; the widest version
+/// that the processor supports runs. Functions that it calls must be `#[inline(always)]` to be
+/// compiled with it.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! vectorised_fn {
@@ -50,8 +50,8 @@ macro_rules! vectorised_fn {
     };
 }
 
-/// Combines all values with `combine`, in a fixed order: 16 partial results that begin with
-/// `start`, then those. `start` must not change what it is combined with.
+/// Combines all values with `combine` in a fixed order: first into 16 partial results that begin
+/// with `start`, then these. `start` must be the neutral element.
 #[inline(always)]
 pub fn fold<T: Real>(values: &[T], start: T, combine: impl Fn(T, T) -> T) -> T {
     let mut lanes = [start; LANES];
@@ -75,7 +75,7 @@ pub fn fold<T: Real>(values: &[T], start: T, combine: impl Fn(T, T) -> T) -> T {
     lanes[0]
 }
 
-/// The sum of the products of the numbers of `a` and `b`, slices of one length, in a fixed order.
+/// The dot product of `a` and `b`, slices of the same length, in a fixed order.
 #[inline(always)]
 pub fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     let mut lanes = [T::ZERO; LANES];

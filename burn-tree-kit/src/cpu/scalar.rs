@@ -1,11 +1,11 @@
-//! Element types of tensors, and the types that are computed in.
+//! Storage types of tensors and the types of their arithmetic.
 
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
 use burn::tensor::{bf16, f16};
 
-/// A type to compute in: f32 or f64.
+/// A type of arithmetic: f32 or f64.
 pub trait Real:
     Copy
     + Debug
@@ -58,10 +58,10 @@ impl Real for f32 {
     fn exp(self) -> Self {
         const LOWEST: f32 = -87.336_54;
         const HIGHEST: f32 = 88.722_83;
-        // Few bits, so that its products with integers are exact.
+        // A value with few bits, so that its products with integers are exact.
         const LN_2_HIGH: f32 = 355.0 / 512.0;
         const LN_2_LOW: f32 = -2.121_944_4e-4;
-        // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits.
+        // 1.5 * 2^23: adding it rounds to an integer in the low bits.
         const ROUND: f32 = 12_582_912.0;
         let x = if self > LOWEST { self } else { LOWEST };
         let x = if x < HIGHEST { x } else { HIGHEST };
@@ -87,7 +87,7 @@ impl Real for f32 {
         f32::ln(self)
     }
 
-    /// `1 - 2 / (e^2x + 1)`, accurate to 1e-7 absolutely.
+    /// `1 - 2 / (e^2x + 1)`, with an absolute error of 1e-7.
     #[inline(always)]
     fn tanh(self) -> Self {
         1.0 - 2.0 / (Real::exp(2.0 * self) + 1.0)
@@ -142,13 +142,13 @@ impl Real for f64 {
 
 /// An element type of tensors.
 pub trait Storage: Copy + Default + Send + Sync + 'static {
-    /// The type it is computed in.
+    /// The type of its arithmetic.
     type Compute: Real;
-    /// The same value in the type it is computed in.
+    /// The same value in the type of its arithmetic.
     fn widen(self) -> Self::Compute;
     /// `value`, rounded to this type.
     fn narrow(value: Self::Compute) -> Self;
-    /// The values without a copy, if they are stored in the type they are computed in.
+    /// The values without a copy, if storage and arithmetic have the same type.
     fn as_compute(values: &[Self]) -> Option<&[Self::Compute]>;
     /// Computed values, rounded to this type.
     fn from_compute(values: Vec<Self::Compute>) -> Vec<Self>;
@@ -212,7 +212,7 @@ mod tests {
         let mut x = -87.0f32;
         while x < 88.0 {
             let (ours, exact) = (Real::exp(x), f64::from(x).exp());
-            // 2 ulp of f32 are 2.4e-7 relative.
+            // 2 ulp of f32 are a relative error of 2.4e-7.
             assert!(
                 (f64::from(ours) / exact - 1.0).abs() < 2.4e-7,
                 "exp({x}) = {ours}, not {exact}"

@@ -8,11 +8,12 @@ use crate::cube::matrix::{exp2, reciprocal};
 /// Whether kernels for this device may use the approximate instructions of NVIDIA GPUs (see
 /// [`matrix`](crate::cube::matrix)).
 pub fn has_approximations(client: &Client) -> bool {
-    // Only CubeCL's C++ compiler for CUDA has inline assembly, and only it these copies.
+    // Only CubeCL's C++ compiler for CUDA supports inline assembly, and only this compiler reports
+    // asynchronous copies.
     client.properties().features.copy_async
 }
 
-/// `1 / (1 + e^-x)` for each number of a vector. `approximate` takes four instructions instead of
+/// `1 / (1 + e^-x)` for each number of a vector. `approximate` uses four instructions instead of
 /// twenty and has a relative error of about 2^-21; it needs [`has_approximations`].
 #[cube]
 pub fn sigmoid<N: Size>(x: Vector<f32, N>, #[comptime] approximate: bool) -> Vector<f32, N> {

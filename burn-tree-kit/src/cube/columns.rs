@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 use crate::cube::{RowGroups, address_type, cubes, elem, empty, units_per_cube, vector_size};
 
-/// Units of a row of a cube of [`column_sum_kernel`].
+/// Units per row of a cube of [`column_sum_kernel`].
 const COLUMN_LANES: u32 = 4;
 
 /// Rows that a unit loads at a time, so that their latencies overlap.
@@ -35,8 +35,8 @@ pub fn group_sum<N: Size>(
     sum
 }
 
-/// `sums[c]` = sum of `values[.., c]`: the units above one another sum every so many rows each,
-/// the first of them their sums.
+/// `sums[c]` = sum of `values[.., c]`. Each unit of a column of the cube sums a strided subset of
+/// the rows; the first unit adds these sums.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn column_sum_kernel<O: Float, N: Size>(
     values: &[Vector<f32, N>],
@@ -71,9 +71,9 @@ fn column_sum_kernel<O: Float, N: Size>(
     }
 }
 
-/// Sums over rows, `[R, D]` -> `[D]`: `shape` is `[R, D]`, `values` a contiguous f32 tensor of at
-/// least `R * D` numbers, of which the first are used. The result has dtype `dtype`; the sums are
-/// in f32 and in a fixed order.
+/// Sums over rows, `[R, D]` -> `[D]`: `shape` is `[R, D]`, `values` is a contiguous f32 tensor of
+/// at least `R * D` numbers, of which the first are used. The result has the dtype `dtype`; sums
+/// are computed in f32 and in a fixed order.
 ///
 /// # Panics
 /// If `values` has fewer numbers.
@@ -91,7 +91,7 @@ pub fn column_sum(values: CubeTensor, shape: [usize; 2], dtype: DType) -> CubeTe
         plane: 1,
     };
     let (count, dim) = cubes(&client, width.div_ceil(groups.lanes as usize), units);
-    // SAFETY: there are as many values.
+    // SAFETY: `values` has at least this many numbers.
     unsafe {
         column_sum_kernel::launch_unchecked(
             &client,

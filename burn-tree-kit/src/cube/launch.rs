@@ -1,4 +1,4 @@
-//! Launches of kernels, and their tensors.
+//! Helpers for kernel launches and their tensors.
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::{
@@ -12,11 +12,11 @@ use cubecl::features::Plane;
 use cubecl::ir::{AddressType, ElemType, VectorSize};
 use cubecl::prelude::*;
 
-/// Most units of a cube: each runtime allows as many.
+/// Maximum number of units per cube that all runtimes allow.
 const MAX_UNITS: u32 = 256;
 
-/// Whether the kernels take tensors of these dtypes: f32, f16 and bf16, which they compute in f32.
-/// Other dtypes (f64) run Burn's primitives.
+/// Whether kernels support tensors of these dtypes: f32, f16 and bf16, computed in f32. Burn's
+/// primitives compute other dtypes (f64).
 pub fn has_kernels(tensors: &[&CubeTensor]) -> bool {
     tensors
         .iter()
@@ -45,12 +45,12 @@ pub fn zeros(near: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTe
     CubeTensor::new_contiguous(client, device, shape, row.handle, dtype)
 }
 
-/// The same tensors, contiguous: copies of those that are not.
+/// The tensors in contiguous form; only those that are not contiguous are copied.
 pub fn contiguous<const N: usize>(tensors: [CubeTensor; N]) -> [CubeTensor; N] {
     tensors.map(into_contiguous)
 }
 
-/// Numbers of a vector: the most that divide `width` and fit in the widest load of the narrowest of
+/// Vector size: the largest that divides `width` and fits into the widest load of the narrowest of
 /// `dtypes`.
 pub fn vector_size(client: &Client, dtypes: &[DType], width: usize) -> VectorSize {
     let narrowest = dtypes.iter().map(|dtype| dtype.size()).min().unwrap_or(4);
@@ -70,8 +70,8 @@ pub fn address_type(tensors: &[&CubeTensor]) -> AddressType {
         .unwrap_or_default()
 }
 
-/// Units of a cube, a power of two: 256, or fewer if the runtime has fewer. On a CPU no more than
-/// it has cores, since units wait for each other at barriers.
+/// Units per cube, a power of two: 256, or fewer if the runtime allows fewer. On a CPU at most the
+/// number of cores, because units wait for each other at barriers.
 pub fn units_per_cube(client: &Client) -> u32 {
     let hardware = &client.properties().hardware;
     let most = hardware
@@ -91,14 +91,14 @@ pub fn plane_width(client: &Client) -> u32 {
     }
 }
 
-/// Size of a launch of `cubes` cubes of `units` units. More cubes may start; they must do nothing.
+/// Launch size of `cubes` cubes of `units` units. More cubes may start; they must do nothing.
 pub fn cubes(client: &Client, cubes: usize, units: u32) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new_1d(units);
     let count = calculate_cube_count_elemwise(client, cubes * units as usize, dim);
     (count, dim)
 }
 
-/// Size of a launch of at least `items` units. The units from `items` on must do nothing.
+/// Launch size of at least `items` units. The units from `items` on must do nothing.
 pub fn units(client: &Client, items: usize) -> (CubeCount, CubeDim) {
     let units = units_per_cube(client);
     cubes(client, items.div_ceil(units as usize), units)

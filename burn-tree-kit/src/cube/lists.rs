@@ -8,13 +8,13 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// What a plan has uploaded, one value per device. Copies of a plan share it.
+/// The uploaded data of a plan, one value per device. Clones of a plan share it.
 pub struct DeviceCache<T>(Arc<Mutex<Vec<(CubeDevice, T)>>>);
 
 impl<T: Clone> DeviceCache<T> {
-    /// The value for the device of `near`. `upload` makes it the first time.
+    /// The value for the device of `near`. The first call creates it with `upload`.
     pub fn get(&self, near: &CubeTensor, upload: impl FnOnce(&Client) -> T) -> T {
-        // A panic in `upload` leaves the entries as they were.
+        // A panic in `upload` leaves the entries unchanged.
         let mut entries = self
             .0
             .lock()
@@ -57,7 +57,7 @@ impl<T> std::fmt::Debug for DeviceCache<T> {
     }
 }
 
-/// Always equal: what has been uploaded does not make plans differ.
+/// Always equal: uploaded data does not distinguish plans.
 impl<T> PartialEq for DeviceCache<T> {
     fn eq(&self, _: &Self) -> bool {
         true
@@ -84,17 +84,17 @@ impl DeviceList {
 
     /// The list as an argument of a kernel.
     pub fn arg(&self) -> BufferArg {
-        // SAFETY: the buffer was made from as many values.
+        // SAFETY: the buffer was created from this number of values.
         unsafe { BufferArg::from_raw_parts(self.handle.clone(), self.length) }
     }
 }
 
-/// Sections start at multiples of this many numbers (256 bytes), the alignment that bindings need
-/// on each device.
+/// Sections start at multiples of this number of values (256 bytes), the alignment of bindings that
+/// all devices support.
 const SECTION_ALIGNMENT: usize = 64;
 
-/// Several lists of u32 in one buffer on a device, since WGSL has few bindings. Each list can also
-/// be bound alone.
+/// Several lists of u32 in one buffer on a device, because WGSL allows only few bindings. Each list
+/// can also be bound separately.
 #[derive(Clone, Debug)]
 pub struct DeviceSections {
     buffer: Handle,
@@ -103,7 +103,7 @@ pub struct DeviceSections {
 }
 
 impl DeviceSections {
-    /// Uploads `lists`. `None` if they have 2^32 numbers or more together, which u32 cannot index.
+    /// Uploads `lists`. `None` if their total length is 2^32 or more, which u32 cannot index.
     pub fn new(client: &Client, lists: &[&[u32]]) -> Option<Self> {
         let mut len = 0usize;
         let mut sections = Vec::with_capacity(lists.len());
@@ -136,12 +136,12 @@ impl DeviceSections {
         unsafe { BufferArg::from_raw_parts(self.buffer.clone(), self.len) }
     }
 
-    /// Index in the buffer of the first number of list number `list`.
+    /// Index in the buffer of the first value of list number `list`.
     pub fn start(&self, list: usize) -> u32 {
         self.sections[list].start
     }
 
-    /// List number `list` alone as an argument of a kernel; of length 1 if the list is empty.
+    /// List number `list` as a separate argument of a kernel; an empty list has length 1.
     pub fn section(&self, list: usize) -> BufferArg {
         let range = &self.sections[list];
         let bytes = |numbers: usize| (numbers * size_of::<u32>()) as u64;

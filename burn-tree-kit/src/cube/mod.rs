@@ -1,8 +1,8 @@
-//! What the CubeCL kernels of the operation crates share. The interface follows their needs and is
-//! not stable.
+//! Shared code of the CubeCL kernels of the operation crates. The interface is not stable.
 //!
-//! CubeCL's words and CUDA's: a *unit* is a thread, a *plane* a warp, a *cube* a thread block. A
-//! *vector* is what a unit loads or stores at a time, up to 16 bytes; its *size* is in numbers.
+//! CubeCL's terms in CUDA's: a *unit* is a thread, a *plane* a warp, a *cube* a thread block. A
+//! *vector* is the data that a unit loads or stores in one instruction, up to 16 bytes; its *size*
+//! is its number of elements.
 //!
 //! * Host: launches and tensors ([`cubes`], [`empty`], [`vector_size`], ..), lists of integers on
 //!   devices ([`DeviceCache`], [`DeviceList`], [`DeviceSections`]), failures of devices
@@ -13,13 +13,12 @@
 //! * `warpgroup` (feature `cuda`): parts of kernels for compute capability 9.0.
 //! * `translation` (feature `cuda`): translation of kernels to CUDA C++ in tests.
 //!
-//! All kernels compute in f32, whatever the dtype of storage, and use no atomics: sums have a fixed
-//! order.
+//! All kernels compute in f32 for every storage dtype and use no atomics: sums have a fixed order.
 
-// The attribute `cube` generates modules without documentation. Everything written by hand is
+// The attribute `cube` generates modules without documentation. All hand-written items are
 // documented.
 #![allow(missing_docs)]
-// Branches on compile-time constants look like equal branches.
+// Clippy sees branches on compile-time constants as equal branches.
 #![allow(clippy::if_same_then_else)]
 
 mod activation;

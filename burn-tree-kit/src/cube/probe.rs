@@ -1,10 +1,10 @@
-//! Detection of device failures that CubeCL would lose.
+//! Detects device failures that CubeCL would lose.
 //!
 //! When a device fails, usually for lack of memory, CubeCL marks the buffers that were not written
 //! and skips kernels that would read them; reading such a buffer returns an error. On CUDA (CubeCL
-//! 0.11.3) the mark is lost on the way through a model, probably in matrix products, and later
-//! kernels run on undefined memory. The operations of these crates therefore record failures
-//! themselves, in a number on each device, the sentinel.
+//! 0.11.3) a model loses this mark, probably in matrix products, and later kernels read undefined
+//! memory. The operations of these crates therefore record failures themselves, in one number per
+//! device, the sentinel.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -18,11 +18,11 @@ use cubecl::prelude::*;
 
 use crate::cube::{address_type, elem};
 
-/// The sentinel of each device. It cannot be read after a probed tensor could not be computed.
+/// The sentinel of each device. Reading it fails if a probed tensor could not be computed.
 static SENTINELS: Mutex<Vec<(CubeDevice, CubeTensor)>> = Mutex::new(Vec::new());
 
-/// Reads the first number of the tensor and the sentinel, and writes the sentinel; its value means
-/// nothing. One unit.
+/// Reads the first number of the tensor and the sentinel, and writes the sentinel, whose value has
+/// no meaning. Runs one unit.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn probe_kernel<E: Numeric>(tensor: &[E], sentinel: &mut [f32], #[define(E)] _dtype: ElemType) {
     if ABSOLUTE_POS == 0 {
@@ -31,8 +31,7 @@ fn probe_kernel<E: Numeric>(tensor: &[E], sentinel: &mut [f32], #[define(E)] _dt
     }
 }
 
-/// Records for [`take_failure`] whether `tensor` has been computed. Launches one unit; nothing
-/// waits for it.
+/// Records for [`take_failure`] whether `tensor` was computed. Launches one unit asynchronously.
 pub fn probe(tensor: &CubeTensor) {
     if tensor.meta.num_elements() == 0 {
         return;
@@ -52,8 +51,8 @@ pub fn probe(tensor: &CubeTensor) {
     }
 }
 
-/// The results of an operation: one tensor or a tuple of them. One probe of the first tensor stands
-/// for all, since the same kernels write them.
+/// The results of an operation: one tensor or a tuple of them. A probe of the first tensor
+/// suffices, because the same kernels write all of them.
 pub trait Outputs {
     /// The first tensor.
     fn first(&self) -> &CubeTensor;
@@ -85,10 +84,11 @@ pub fn probed<T: Outputs>(results: T) -> T {
     results
 }
 
-/// Waits for the device, then tells whether all tensors probed since the last call were computed.
+/// Waits for the device and reports whether all tensors that were probed since the last call were
+/// computed.
 ///
 /// # Errors
-/// The failure of the device. The next call starts afresh.
+/// The failure of the device. The call resets the record.
 pub fn take_failure(device: &CubeDevice) -> Result<(), ExecutionError> {
     let read = CubeBackend::float_into_data(sentinel(device));
     let result = cubecl::future::block_on(read);

@@ -1,4 +1,4 @@
-//! Rows that the units of a cube keep in registers.
+//! Layouts of rows in the registers of the units of a cube.
 
 use cubecl::client::Client;
 use cubecl::ir::VectorSize;
@@ -6,31 +6,31 @@ use cubecl::prelude::*;
 
 use crate::cube::{RowGroups, plane_width, units_per_cube};
 
-/// Most numbers of a row that a unit should hold.
+/// Preferred maximum of numbers of a row per unit.
 const NUMBERS_PER_UNIT: usize = 32;
 
-/// Most vectors of a row that a unit may hold. Wider rows have no kernel.
+/// Maximum number of vectors of a row per unit. Wider rows have no kernel.
 const MAX_LOADS: usize = 32;
 
-/// How the vectors of a row are spread over units: lane `l` of the row's group holds the vectors
-/// `l`, `l + lanes`, `l + 2 lanes`, ...
+/// How the vectors of a row are distributed over units: lane `l` of the row's group stores the
+/// vectors `l`, `l + lanes`, `l + 2 lanes`, ...
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowLayout {
     /// The groups of units, one per row.
     pub groups: RowGroups,
-    /// Vectors that a unit holds.
+    /// Vectors per unit.
     pub loads: u32,
-    /// Whether the row fills all of them, so that no bounds need to be checked.
+    /// Whether the row fills all of them, so that bounds checks are unnecessary.
     pub exact: bool,
 }
 
 impl RowLayout {
-    /// A layout for rows of `width` vectors of `vector` numbers. `None` if a row does not fit in
+    /// A layout for rows of `width` vectors of `vector` numbers. `None` if a row does not fit into
     /// registers.
     pub fn new(client: &Client, width: usize, vector: VectorSize) -> Option<Self> {
         let units = units_per_cube(client);
         let plane = plane_width(client).min(units);
-        // A plane sums without barriers.
+        // A group within a plane sums without barriers.
         let by_size = (width * vector)
             .div_ceil(NUMBERS_PER_UNIT)
             .next_power_of_two();
@@ -51,8 +51,8 @@ impl RowLayout {
     }
 }
 
-/// The vectors of row `row` of `values [rows, width]` (in vectors) that this unit holds, in the
-/// dtype of storage. Zeros for vectors past the end of the row, and everywhere unless `in_bounds`.
+/// The vectors of row `row` of `values [rows, width]` (in vectors) of this unit, in the storage
+/// dtype. Zeros for vectors past the end of the row, and everywhere unless `in_bounds`.
 #[cube]
 pub fn load_row<F: Float, N: Size>(
     values: &[Vector<F, N>],

@@ -1,4 +1,4 @@
-//! Sums and maxima over rows that several units share.
+//! Sums and maxima of rows that several units share.
 
 // Kernels have no `is_multiple_of`.
 #![allow(clippy::manual_is_multiple_of)]

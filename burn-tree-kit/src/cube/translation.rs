@@ -1,4 +1,4 @@
-//! Translation of kernels to CUDA C++ in tests. It needs no GPU.
+//! Translates kernels to CUDA C++ in tests, without a GPU.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub type Case = (String, Box<dyn CubeKernel>, &'static str);
 /// The device that kernels are compiled for.
 #[derive(Clone)]
 pub struct Target {
-    /// What the device can do.
+    /// The properties of the device.
     pub device: Arc<DeviceProperties>,
     /// The register layouts of its matrix instructions.
     pub target: Arc<TargetProperties>,
@@ -108,9 +108,9 @@ pub fn settings(units: usize) -> KernelSettings {
     KernelSettings::new(units.into(), ExecutionMode::Unchecked, AddressType::U32)
 }
 
-/// Whether a kernel waits for groups of asynchronous copies at a place of its text where some
-/// copies are neither in a group nor counted by a barrier. The wait does not cover them, and
-/// nothing but rare wrong numbers on a device would show it.
+/// Whether a kernel waits for groups of asynchronous copies while some copies are neither in a
+/// group nor tracked by a barrier. The wait does not cover these copies, and only rare wrong
+/// numbers on a device would show it.
 fn waits_past_copies(source: &str) -> bool {
     let mut uncounted = false;
     for instruction in source.split("cp.async.").skip(1) {
@@ -125,13 +125,13 @@ fn waits_past_copies(source: &str) -> bool {
     false
 }
 
-/// Translates kernels to CUDA C++. Writes the sources to `folder`, if given; there
-/// `nvcc -cubin -Xptxas -v` tells registers and spills.
+/// Translates kernels to CUDA C++. Writes the sources to `folder`, if given, where `nvcc -cubin
+/// -Xptxas -v` reports registers and spills.
 ///
 /// # Panics
 /// If a kernel does not translate, lacks its instruction, needs more shared memory than a cube of
 /// compute capability 9.0 has, waits for copies without all of them, or has a buffer that CubeCL
-/// takes for unused, so that failures of the device would not pass through the kernel.
+/// considers unused, so that device failures would not propagate through the kernel.
 pub fn assert_translate(cases: Vec<Case>, folder: Option<PathBuf>) {
     let options = CompilationOptions {
         supports_features: CppSupportedFeatures {

@@ -1,4 +1,4 @@
-//! What the gate's arguments must be.
+//! Checks of the gate's arguments.
 
 use burn::tensor::Tensor;
 use burn_tree_kit::check::{ArgumentError, Check};

@@ -15,10 +15,10 @@ use crate::ops::TreeNnOps;
 /// is f64. Differentiable in all tensors; the gradients of `a_log` and `dt_bias` are summed in a
 /// fixed order.
 ///
-/// Yang et al., *Gated Delta Networks* (2024); the parametrisation is Mamba 2's.
+/// Yang et al., *Gated Delta Networks* (2024); the parametrisation is that of Mamba 2.
 ///
 /// # Panics
-/// If [`try_decay_gate`] refuses the arguments, with the text of its error.
+/// If [`try_decay_gate`] returns an error, with its message.
 ///
 /// # Example
 /// ```
@@ -37,10 +37,10 @@ pub fn decay_gate(a: Tensor<3>, a_log: Tensor<1>, dt_bias: Tensor<1>) -> Tensor<
     try_decay_gate(a, a_log, dt_bias).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// [`decay_gate`] that returns an error for arguments that do not fit.
+/// As [`decay_gate`], but returns an error for invalid arguments.
 ///
 /// # Errors
-/// If the shape, dtype or device of a tensor does not fit the others, or a dimension of `a` is 0.
+/// If the shape, dtype or device of a tensor does not match the others, or a dimension of `a` is 0.
 pub fn try_decay_gate(
     a: Tensor<3>,
     a_log: Tensor<1>,

@@ -39,7 +39,7 @@ pub(crate) fn backward<B: Backend>(
     )
 }
 
-/// `max(x, 0) + ln(1 + e^-|x|)`, which overflows nowhere.
+/// `max(x, 0) + ln(1 + e^-|x|)`, which never overflows.
 fn softplus<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let rest = B::float_log1p(B::float_exp(B::float_neg(B::float_abs(x.clone()))));
     B::float_add(B::float_clamp_min(x, 0.into()), rest)

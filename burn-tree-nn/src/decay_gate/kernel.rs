@@ -1,5 +1,5 @@
-//! Kernels: one vector of heads of one row per unit. The gradients of the heads' parameters are
-//! summed by each cube over a block of rows, then over the blocks.
+//! Kernels: one vector of heads of one row per unit. Each cube sums the gradients of the heads'
+//! parameters over a block of rows; a second kernel sums over the blocks.
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -11,16 +11,17 @@ use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-/// Blocks of rows over which parameters' gradients are summed first. Fixed, so that the order of
-/// the sum is.
+/// Maximum number of blocks of rows over which gradients of parameters are summed first. It is
+/// constant, so that the order of the sum is fixed.
 const BLOCKS: usize = 512;
 
-/// `ln(1 + e^x)` as `max(x, 0) + ln(1 + z)` with `z = e^-|x|`, which overflows nowhere.
+/// `ln(1 + e^x)` as `max(x, 0) + ln(1 + z)` with `z = e^-|x|`, which never overflows.
 #[cube]
 fn softplus<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     let one = Vector::<f32, N>::new(1.0f32);
     let z = (-(x.abs())).exp();
-    // What is lost in the sum is made up for; not every runtime's `log1p` does that.
+    // The quotient compensates the rounding of the sum, which the `log1p` of some runtimes does
+    // not.
     let sum = one + z;
     let lost = sum.equal(&one);
     let exact = sum.ln() * (z / select_many(lost, one, sum - one));
@@ -114,7 +115,7 @@ pub(crate) fn forward(a: CubeTensor, a_log: CubeTensor, dt_bias: CubeTensor) -> 
     let width = heads / vector;
     let gate = empty(&a, [rows, heads], DType::F32);
     let (count, dim) = units(&client, rows * width);
-    // SAFETY: shapes as read from the tensors.
+    // SAFETY: the shapes are those of the tensors.
     unsafe {
         forward_kernel::launch_unchecked(
             &client,
@@ -158,7 +159,7 @@ pub(crate) fn backward(
     let [grad_a_log, grad_dt_bias] = [0; 2].map(|_| empty(&a, [blocks, heads], DType::F32));
     let columns = width.div_ceil(groups.lanes as usize);
     let (count, dim) = cubes(&client, blocks * columns, units);
-    // SAFETY: shapes as read from the tensors; units without a row or column store nothing.
+    // SAFETY: the shapes are those of the tensors; units without a row or column store nothing.
     unsafe {
         backward_kernel::launch_unchecked(
             &client,

@@ -1,4 +1,4 @@
-//! What the norm's arguments must be.
+//! Checks of the norm's arguments.
 
 use burn::tensor::Tensor;
 use burn_tree_kit::check::{ArgumentError, Check};

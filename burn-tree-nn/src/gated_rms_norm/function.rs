@@ -15,12 +15,12 @@ use crate::ops::TreeNnOps;
 /// the normalised value is rounded to the dtype of `x` before it is multiplied by the weight.
 /// Differentiable in all tensors; the gradient of the weight is summed in a fixed order.
 ///
-/// CubeCL runtimes have kernels for f32, f16 and bf16 and rows that fit in registers; everything
-/// else runs Burn's primitives. A `tracing` event tells which
+/// CubeCL runtimes have kernels for f32, f16 and bf16 and for rows that fit into registers; Burn's
+/// primitives compute all other cases. A `tracing` event names the implementation
 /// ([`burn_tree_kit::implementation::announce`]).
 ///
 /// # Panics
-/// If [`try_gated_rms_norm`] refuses the arguments, with the text of its error.
+/// If [`try_gated_rms_norm`] returns an error, with its message.
 ///
 /// # Example
 /// ```
@@ -43,10 +43,10 @@ pub fn gated_rms_norm<const D: usize>(
     try_gated_rms_norm(x, gate, weight, epsilon).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// [`gated_rms_norm`] that returns an error for arguments that do not fit.
+/// As [`gated_rms_norm`], but returns an error for invalid arguments.
 ///
 /// # Errors
-/// If the shape, dtype or device of a tensor does not fit the others, a dimension of `x` is 0, or
+/// If the shape, dtype or device of a tensor does not match the others, a dimension of `x` is 0, or
 /// `epsilon` is not positive and normal in f32 (f64 if `x` is f64).
 pub fn try_gated_rms_norm<const D: usize>(
     x: Tensor<D>,

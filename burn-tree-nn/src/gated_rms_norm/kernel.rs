@@ -1,5 +1,5 @@
-//! Kernels: a group of units per row, which keep their part of it in registers. The gradient of
-//! the weight is summed by each cube over a block of rows, then over the blocks.
+//! Kernels: a group of units per row, each with its part of the row in registers. Each cube sums
+//! the gradient of the weight over a block of rows; a second kernel sums over the blocks.
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -13,11 +13,11 @@ use cubecl::prelude::*;
 
 use crate::norm::kernel::Rows;
 
-/// Blocks of rows over which the gradient of the weight is summed first. Fixed, so that the order
-/// of the sum is.
+/// Maximum number of blocks of rows over which the gradient of the weight is summed first. It is
+/// constant, so that the order of the sum is fixed.
 const BLOCKS: usize = 2048;
 
-/// What a kernel is compiled for, besides its element types.
+/// Compile-time parameters of a kernel, besides its element types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Plan {
     layout: RowLayout,
@@ -189,7 +189,7 @@ fn backward_kernel<F: Float, W: Float, N: Size>(
     }
 }
 
-/// See [`crate::TreeNnOps::gated_rms_norm`]; arguments that [`check`] takes.
+/// See [`crate::TreeNnOps::gated_rms_norm`]; for arguments that [`check`] accepts.
 pub(crate) fn forward(
     x: CubeTensor,
     gate: CubeTensor,
@@ -201,7 +201,7 @@ pub(crate) fn forward(
     let rows = Rows::checked(&x, &[&weight]);
     let y = empty(&x, x.meta.shape().clone(), x.dtype);
     let (count, dim) = cubes(&client, rows.cubes(), rows.layout.groups.units);
-    // SAFETY: shapes as read from the tensors; units without a row store nothing.
+    // SAFETY: the shapes are those of the tensors; units without a row store nothing.
     unsafe {
         forward_kernel::launch_unchecked(
             &client,
@@ -223,7 +223,7 @@ pub(crate) fn forward(
     y
 }
 
-/// See [`crate::TreeNnOps::gated_rms_norm_backward`]; arguments that [`check`] takes.
+/// See [`crate::TreeNnOps::gated_rms_norm_backward`]; for arguments that [`check`] accepts.
 pub(crate) fn backward(
     x: CubeTensor,
     gate: CubeTensor,
@@ -238,7 +238,7 @@ pub(crate) fn backward(
     let [grad_x, grad_gate] = [0; 2].map(|_| empty(&x, [rows.count, rows.size], x.dtype));
     let grad_weight = empty(&x, [blocks, rows.size], DType::F32);
     let (count, dim) = cubes(&client, blocks, rows.layout.groups.units);
-    // SAFETY: shapes as read from the tensors; units without a row store nothing.
+    // SAFETY: the shapes are those of the tensors; units without a row store nothing.
     unsafe {
         backward_kernel::launch_unchecked(
             &client,

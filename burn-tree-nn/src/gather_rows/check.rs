@@ -1,4 +1,4 @@
-//! What the gather's arguments must be.
+//! Checks of the gather's arguments.
 
 use burn::tensor::Tensor;
 use burn_tree_kit::check::{ArgumentError, Check};

@@ -15,7 +15,7 @@ use crate::ops::TreeNnOps;
 /// The gradient of a row is the sum over its reads, in a fixed order, in f32 (f64 if `x` is f64).
 ///
 /// # Panics
-/// If [`try_gather_rows`] refuses the arguments, with the text of its error.
+/// If [`try_gather_rows`] returns an error, with its message.
 ///
 /// # Example
 /// ```
@@ -34,11 +34,10 @@ pub fn gather_rows(x: Tensor<2>, plan: &Arc<GatherPlan>) -> Tensor<2> {
     try_gather_rows(x, plan).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// [`gather_rows`] that returns an error for arguments that do not fit.
+/// As [`gather_rows`], but returns an error for invalid arguments.
 ///
 /// # Errors
-/// If `x` does not have the number of rows that `plan` was made for, has no columns, or is not of
-/// floats.
+/// If `x` does not have the number of rows of `plan`, has no columns, or is not a float tensor.
 pub fn try_gather_rows(x: Tensor<2>, plan: &Arc<GatherPlan>) -> Result<Tensor<2>, ArgumentError> {
     check(&x, plan)?;
     if plan.indices().is_empty() {

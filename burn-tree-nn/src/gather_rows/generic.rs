@@ -15,7 +15,7 @@ pub(crate) fn forward<B: Backend>(x: FloatTensor<B>, plan: &GatherPlan) -> Float
 
 /// See [`crate::TreeNnOps::gather_rows_backward`].
 ///
-/// Sums pairs of rows level by level, so that no two values are ever added to one place at a time.
+/// Sums pairs of rows level by level, so that two values are never added to the same row at once.
 pub(crate) fn backward<B: Backend>(grad: FloatTensor<B>, plan: &GatherPlan) -> FloatTensor<B> {
     let device = grad.device();
     let dtype = grad.dtype();

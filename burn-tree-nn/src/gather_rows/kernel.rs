@@ -49,7 +49,7 @@ fn sum_kernel<F: Float, O: Float, N: Size>(
     output[ABSOLUTE_POS] = Vector::cast_from(sum);
 }
 
-/// [`sum_kernel`] in which reads past the last of `n_values` rows are rows of `parts`.
+/// As [`sum_kernel`], but reads at or above `n_values` are rows of `parts`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn sum_with_parts_kernel<F: Float, O: Float, N: Size>(
     values: &[Vector<F, N>],
@@ -92,7 +92,7 @@ pub(crate) fn forward(x: CubeTensor, plan: &GatherPlan) -> CubeTensor {
     let width = width / vector;
     let total = plan.indices().len() * width;
     let (count, dim) = units(&client, total);
-    // SAFETY: the plan was made for as many rows as `x` has.
+    // SAFETY: the plan is for the number of rows of `x`.
     unsafe {
         gather_kernel::launch_unchecked(
             &client,

@@ -15,7 +15,7 @@ pub(crate) type SumCache = DeviceCache<SumLists>;
 pub(crate) struct SumLists {
     pub(super) reads: DeviceList,
     pub(super) starts: DeviceList,
-    /// `None` if no row is cut into parts.
+    /// `None` if no row is split into parts.
     pub(super) parts: Option<Parts>,
 }
 

@@ -1,4 +1,4 @@
-//! Rows of a matrix by index, with a gradient that is summed in a fixed order.
+//! Gathers rows of a matrix, with a gradient that is summed in a fixed order.
 //!
 //! Embeddings and the dispatch to experts read some rows many times. Burn's own gradient of such a
 //! gather is either serial or a sum in arbitrary order.

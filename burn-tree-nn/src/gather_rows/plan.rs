@@ -1,4 +1,4 @@
-//! Which rows are gathered.
+//! Plans of gathers.
 
 use tree_pack::IndexMemory;
 
@@ -16,27 +16,27 @@ pub struct GatherPlan {
     pub(super) device_sums: super::lists::SumCache,
 }
 
-/// A gather that has no plan.
+/// Errors of [`GatherPlan::new`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GatherError {
-    /// An index that is not a row.
+    /// An index is not below the number of rows.
     #[error("index {position} is {index}, but there are {rows} rows")]
     Index {
-        /// Where in the list of indices.
+        /// Its position in the list of indices.
         position: usize,
         /// The index.
         index: u32,
         /// Number of rows.
         rows: usize,
     },
-    /// More rows than 32-bit signed indices, which tensors have, can name.
+    /// More rows than the signed 32-bit indices of tensors allow.
     #[error("{rows} rows, expected at most 2^31")]
     TooManyRows {
         /// Number of rows.
         rows: usize,
     },
-    /// More indices than 32-bit signed indices, which tensors have, can count.
+    /// More indices than signed 32-bit integers allow.
     #[error("{indices} indices, expected fewer than 2^31")]
     TooManyIndices {
         /// Number of indices.
@@ -45,7 +45,7 @@ pub enum GatherError {
 }
 
 impl GatherPlan {
-    /// The plan of a gather of `indices` out of `rows` rows.
+    /// Plans the gather of `indices` out of `rows` rows.
     ///
     /// # Errors
     /// If an index is not below `rows`, or there are 2^31 or more indices or more than 2^31 rows.
@@ -83,8 +83,8 @@ impl GatherPlan {
         })
     }
 
-    /// Bytes of the lists on the host, and of the indices on a device. What a backward pass uploads
-    /// is not counted.
+    /// Bytes of the lists on the host, and of the indices on a device. Uploads of the backward pass
+    /// are not counted.
     pub fn index_memory(&self) -> IndexMemory {
         let lists = [&self.indices, &self.read_starts, &self.reads];
         let bytes = lists.map(|list| size_of_val(list.as_slice()));
@@ -94,7 +94,7 @@ impl GatherPlan {
         }
     }
 
-    /// Number of rows of the tensor that is gathered from.
+    /// Number of rows of the source tensor.
     pub fn rows(&self) -> usize {
         self.read_starts.len() - 1
     }
@@ -110,7 +110,7 @@ impl GatherPlan {
     }
 }
 
-/// Indices and numbers of rows must fit in i32, the largest index in the last of them.
+/// The largest index and the number of indices must fit into i32.
 fn check_counts(indices: usize, rows: usize) -> Result<(), GatherError> {
     const MOST: usize = i32::MAX as usize;
     match (rows > MOST + 1, indices > MOST) {

@@ -1,14 +1,14 @@
-//! In which order the gradients of rows that are read several times are summed.
+//! The order in which the gradients of rows with several reads are summed.
 
 use super::plan::GatherPlan;
 
-/// Least number of reads that one unit sums: cutting shorter sums into parts makes them slower.
+/// Minimum number of reads per part: splitting shorter sums makes them slower.
 #[cfg(feature = "cubecl-backend")]
 const MIN_PART: usize = 32;
 
 /// Sums over runs of reads. Part `p` is the sum of the reads
 /// `part_reads[part_starts[p]..part_starts[p + 1]]`. Row `r` is the sum of
-/// `reads[starts[r]..starts[r + 1]]`, where numbers from the number of indices on stand for parts.
+/// `reads[starts[r]..starts[r + 1]]`, where numbers at or above the number of indices denote parts.
 #[cfg(feature = "cubecl-backend")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct TwoLevelSum {
@@ -19,17 +19,17 @@ pub(super) struct TwoLevelSum {
 }
 
 /// A sum over runs of rows as a sequence of gathers. Each level adds the rows `left` and `right` of
-/// the level below, where the index after the last row stands for a row of zeros.
+/// the level below, where the index after the last row denotes a row of zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SumLevels {
     pub(crate) levels: Vec<(Vec<u32>, Vec<u32>)>,
-    /// For each row the row of the last level that holds its sum.
+    /// For each row, the row of the last level that contains its sum.
     pub(crate) last: Vec<u32>,
 }
 
 impl GatherPlan {
-    /// The sum over the reads of each row in two levels. Many reads of a row are cut into parts of
-    /// equal length; there are about as many parts as a part has reads.
+    /// The sum over the reads of each row in two levels. Many reads of a row are split into parts
+    /// of equal length; the number of parts is about the number of reads per part.
     #[cfg(feature = "cubecl-backend")]
     pub(super) fn two_level_sum(&self) -> TwoLevelSum {
         let longest = (0..self.rows())
@@ -59,7 +59,7 @@ impl GatherPlan {
         sum
     }
 
-    /// Levels of the pairwise sum of the gradients of each row, and where each row's sum ends up.
+    /// Levels of the pairwise sum of the gradients of each row, and the place of each row's sum.
     pub(crate) fn sum_levels(&self) -> SumLevels {
         // Runs of the values of one row, as indices into the level below.
         let mut runs: Vec<Vec<u32>> = (0..self.rows())
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Every read is summed once, for its row; no unit sums many.
+        /// Every read is summed once, for its row, and no unit sums many reads.
         #[test]
         fn two_levels_hold_every_read_once(
             indices in prop::collection::vec(prop_oneof![3 => Just(2u32), 1 => 0u32..5], 1..3000),

@@ -1,4 +1,4 @@
-//! What the grouped product's arguments must be.
+//! Checks of the grouped product's arguments.
 
 use burn::tensor::Tensor;
 use burn_tree_kit::check::{ArgumentError, Check};

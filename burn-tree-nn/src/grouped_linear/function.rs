@@ -16,7 +16,7 @@ use crate::ops::TreeNnOps;
 /// Differentiable in both tensors. The gradient of a matrix whose group is empty is exactly zero.
 ///
 /// # Panics
-/// If [`try_grouped_linear`] refuses the arguments, with the text of its error.
+/// If [`try_grouped_linear`] returns an error, with its message.
 ///
 /// # Example
 /// ```
@@ -35,11 +35,11 @@ pub fn grouped_linear(x: Tensor<2>, weight: Tensor<3>, group_sizes: &Arc<Vec<usi
     try_grouped_linear(x, weight, group_sizes).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// [`grouped_linear`] that returns an error for arguments that do not fit.
+/// As [`grouped_linear`], but returns an error for invalid arguments.
 ///
 /// # Errors
-/// If there are not `E` sizes, they do not add up to `R`, the tensors differ in `I`, dtype or
-/// device, or `E`, `I` or `O` is 0.
+/// If the number of sizes is not `E`, they do not add up to `R`, the tensors differ in `I`, dtype
+/// or device, or `E`, `I` or `O` is 0.
 pub fn try_grouped_linear(
     x: Tensor<2>,
     weight: Tensor<3>,

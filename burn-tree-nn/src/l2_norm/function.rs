@@ -9,17 +9,17 @@ use crate::ops::TreeNnOps;
 
 /// `x * rsqrt(sum(x^2) + epsilon)` over the last dimension: `x [.., D]` -> `[.., D]` in the dtype
 /// of `x`. Computed in f32, or f64 if `x` is f64. A Gated DeltaNet normalises its queries and keys
-/// so.
+/// with it.
 ///
 /// A row of zeros stays zero and gets no gradient. Its true gradient, `grad / sqrt(epsilon)`, would
 /// multiply rounding errors by 1000.
 ///
-/// CubeCL runtimes have kernels for f32, f16 and bf16 and rows that fit in registers; everything
-/// else runs Burn's primitives. A `tracing` event tells which
+/// CubeCL runtimes have kernels for f32, f16 and bf16 and for rows that fit into registers; Burn's
+/// primitives compute all other cases. A `tracing` event names the implementation
 /// ([`burn_tree_kit::implementation::announce`]).
 ///
 /// # Panics
-/// If [`try_l2_norm`] refuses the arguments, with the text of its error.
+/// If [`try_l2_norm`] returns an error, with its message.
 ///
 /// # Example
 /// ```
@@ -35,11 +35,11 @@ pub fn l2_norm<const D: usize>(x: Tensor<D>, epsilon: f64) -> Tensor<D> {
     try_l2_norm(x, epsilon).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// [`l2_norm`] that returns an error for arguments that do not fit.
+/// As [`l2_norm`], but returns an error for invalid arguments.
 ///
 /// # Errors
-/// If `x` has a dimension of size 0 or is not of floats, or `epsilon` is not positive and normal in
-/// f32 (f64 if `x` is f64).
+/// If `x` has a dimension of size 0 or is not a float tensor, or `epsilon` is not positive and
+/// normal in f32 (f64 if `x` is f64).
 pub fn try_l2_norm<const D: usize>(x: Tensor<D>, epsilon: f64) -> Result<Tensor<D>, ArgumentError> {
     check(&x, epsilon)?;
     let shape = x.dims();

@@ -1,4 +1,4 @@
-//! Kernels: a group of units per row, which keep their part of it in registers.
+//! Kernels: a group of units per row, each with its part of the row in registers.
 
 use burn_cubecl::tensor::CubeTensor;
 use burn_tree_kit::cube::{
@@ -105,14 +105,14 @@ fn backward_kernel<F: Float, N: Size>(
     }
 }
 
-/// See [`crate::TreeNnOps::l2_norm`]; an input that [`check`] takes.
+/// See [`crate::TreeNnOps::l2_norm`]; for an input that [`check`] accepts.
 pub(crate) fn forward(x: CubeTensor, epsilon: f64) -> CubeTensor {
     let [x] = contiguous([x]);
     let client = x.client.clone();
     let rows = Rows::checked(&x, &[]);
     let y = empty(&x, x.meta.shape().clone(), x.dtype);
     let (count, dim) = cubes(&client, rows.cubes(), rows.layout.groups.units);
-    // SAFETY: shapes as read from the tensors; units without a row store nothing.
+    // SAFETY: the shapes are those of the tensors; units without a row store nothing.
     unsafe {
         forward_kernel::launch_unchecked(
             &client,
@@ -132,14 +132,14 @@ pub(crate) fn forward(x: CubeTensor, epsilon: f64) -> CubeTensor {
     y
 }
 
-/// See [`crate::TreeNnOps::l2_norm_backward`]; an input that [`check`] takes.
+/// See [`crate::TreeNnOps::l2_norm_backward`]; for an input that [`check`] accepts.
 pub(crate) fn backward(x: CubeTensor, grad: CubeTensor, epsilon: f64) -> CubeTensor {
     let [x, grad] = contiguous([x, grad]);
     let client = x.client.clone();
     let rows = Rows::checked(&x, &[]);
     let grad_x = empty(&x, x.meta.shape().clone(), x.dtype);
     let (count, dim) = cubes(&client, rows.cubes(), rows.layout.groups.units);
-    // SAFETY: shapes as read from the tensors; units without a row store nothing.
+    // SAFETY: the shapes are those of the tensors; units without a row store nothing.
     unsafe {
         backward_kernel::launch_unchecked(
             &client,

@@ -30,7 +30,7 @@ struct State<F, I> {
     hidden: NodeId,
     head_weight: NodeId,
     log_sum_exp: F,
-    /// The entropies, if the output holds them behind the log-probabilities.
+    /// The entropies, if the output contains them after the log-probabilities.
     entropy: Option<F>,
     targets: I,
     plan: Arc<LmHeadPlan>,
@@ -63,7 +63,7 @@ impl<B: TreeNnOps> Backward<B, 2> for LmHeadBackward {
                         |range: Range<usize>| B::float_slice(grad.clone(), &[Slice::from(range)]);
                     (entropy, half(0..count), half(count..2 * count))
                 }
-                // Not read.
+                // The backward pass does not read it.
                 None => (grad.clone(), grad.clone(), grad),
             };
             let outputs = LmHeadOutputGradients {

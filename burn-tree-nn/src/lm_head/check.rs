@@ -1,4 +1,4 @@
-//! What the arguments of the log-probabilities must be.
+//! Checks of the arguments of the log-probabilities.
 
 use burn::tensor::{DType, Tensor};
 use tree_pack::OccurrenceBatch;
@@ -6,7 +6,7 @@ use tree_pack::OccurrenceBatch;
 use super::error::LmHeadError;
 use super::options::LmHeadOptions;
 
-/// Checks everything but the rows of the occurrences, which the plan checks.
+/// Checks everything except the rows of the occurrences, which the plan checks.
 pub(super) fn check(
     hidden: &Tensor<3>,
     head_weight: &Tensor<2>,
@@ -55,7 +55,7 @@ fn check_dtypes(
     Ok(())
 }
 
-/// With and without autodiff are the same device.
+/// A device with autodiff equals the same device without it.
 fn check_devices(
     hidden: &Tensor<3>,
     head_weight: &Tensor<2>,

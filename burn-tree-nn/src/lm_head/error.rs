@@ -1,4 +1,4 @@
-//! What can be wrong with the arguments.
+//! Errors of the arguments.
 
 use burn::tensor::DType;
 
@@ -6,18 +6,18 @@ use burn::tensor::DType;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LmHeadError {
-    /// The occurrences are not those of the batch that the blocks computed.
-    #[error("the occurrences are those of another batch than the context's")]
+    /// The occurrences do not belong to the batch of the blocks.
+    #[error("the occurrences belong to another batch than the context")]
     OtherBatch,
-    /// The hidden states are not those of the batch.
+    /// The hidden states do not belong to the batch.
     #[error("the hidden states have [B, N] = {found:?} rows, expected {expected:?} as the batch")]
     Rows {
         /// `[B, N]` of the hidden states.
         found: [usize; 2],
-        /// `[B, N]` of the batch that the occurrences are of.
+        /// `[B, N]` of the batch of the occurrences.
         expected: [usize; 2],
     },
-    /// A target that the head does not have.
+    /// A target is not below the number of rows of the head.
     #[error(
         "occurrence {occurrence} has target {target}, expected an id below {vocab}, the rows of the \
          head weight [vocab, hidden]"
@@ -51,7 +51,7 @@ pub enum LmHeadError {
         /// Number of rows of the hidden states.
         hidden_rows: usize,
     },
-    /// Occurrences must come in ascending order of row.
+    /// Occurrences are not in ascending order of row.
     #[error("occurrence {occurrence} reads row {row} after row {previous}; rows must ascend")]
     RowsNotAscending {
         /// Index of the occurrence.
@@ -69,7 +69,7 @@ pub enum LmHeadError {
         /// Number of targets.
         targets: usize,
     },
-    /// `chunk_rows * vocab` does not fit the index type.
+    /// `chunk_rows * vocab` does not fit into the index type.
     #[error("chunks of {chunk_rows} rows x {vocab} tokens exceed 2^31 - 1 logits")]
     ChunkTooLarge {
         /// Rows of a chunk.
@@ -77,7 +77,7 @@ pub enum LmHeadError {
         /// Size of the vocabulary.
         vocab: usize,
     },
-    /// A tensor, or the dtype of the products, is not of floats of 16 to 64 bits.
+    /// The dtype of a tensor or of the products is not a float of 16 to 64 bits.
     #[error("{argument} is {found:?}, expected f64, f32, f16 or bf16")]
     DType {
         /// The argument.
@@ -98,7 +98,7 @@ pub enum LmHeadError {
     /// The hidden states have no features.
     #[error("the hidden states have 0 features, expected at least 1")]
     NoFeatures,
-    /// More rows or occurrences than 32-bit signed indices, which tensors have, can name.
+    /// There are more rows or occurrences than the signed 32-bit indices of tensors allow.
     #[error("{rows} rows and {occurrences} occurrences, expected fewer than 2^31 of each")]
     TooMany {
         /// Number of rows of the hidden states.

@@ -18,13 +18,13 @@ use crate::ops::TreeNnOps;
 /// Log-probabilities of the targets of `occurrences` given `hidden [B, N, H]` (after the final
 /// norm) and the head weight `[V, H]`.
 ///
-/// Each distinct row that has a target is projected once, for any number of occurrences; rows
-/// without a target are not projected. Logits exist for one chunk at a time, and the backward pass
-/// recomputes them. The products run in the wider dtype of the two arguments, or in
+/// Each distinct row with a target is projected once, for any number of occurrences; rows without a
+/// target are not projected. Logits exist for one chunk at a time, and the backward pass recomputes
+/// them. The products run in the wider dtype of the two arguments, or in
 /// [`LmHeadOptions::product_dtype`]; the softmax and the sums over chunks in at least f32.
 ///
 /// # Panics
-/// If [`try_token_log_probs`] refuses the arguments, with the text of its error.
+/// If [`try_token_log_probs`] returns an error, with its message.
 ///
 /// # Example
 /// ```
@@ -60,12 +60,12 @@ pub fn token_log_probs(
         .unwrap_or_else(|error| panic!("token_log_probs: {error}"))
 }
 
-/// [`token_log_probs`] that returns an error for arguments that do not fit.
+/// As [`token_log_probs`], but returns an error for invalid arguments.
 ///
 /// # Errors
-/// [`LmHeadError`]: shapes, dtypes or devices that do not fit each other, hidden states with other
-/// rows `[B, N]` than the batch of the occurrences, rows of occurrences that do not ascend or do
-/// not exist, or a target that is not below `V`.
+/// [`LmHeadError`] if shapes, dtypes or devices do not match, if the hidden states have other rows
+/// `[B, N]` than the batch of the occurrences, if rows of occurrences do not ascend or do not
+/// exist, or if a target is not below `V`.
 pub fn try_token_log_probs(
     hidden: Tensor<3>,
     head_weight: Tensor<2>,
@@ -93,8 +93,8 @@ pub fn try_token_log_probs(
         options.product_dtype,
     )?);
     if plan.occurrences() == 0 {
-        // Nothing is predicted, but a backward pass must reach the hidden states: an empty
-        // selection is part of the graph, while Burn makes a new tensor of an empty slice.
+        // There are no predictions, but a backward pass must reach the hidden states. An empty
+        // selection is part of the graph, whereas Burn creates a new tensor for an empty slice.
         let nothing = Tensor::from_data(TensorData::new(Vec::<i32>::new(), [0]), &hidden.device());
         let dtype = at_least_f32(
             plan.product_dtype(hidden.dtype(), head_weight.dtype())

@@ -13,15 +13,16 @@ use crate::gather_rows;
 use burn_tree_kit::dtype::at_least_f32;
 use burn_tree_kit::primitive::int_tensor;
 
-/// Logits of a chunk if the caller does not choose: 64 MiB in f32.
+/// Default number of logits in a chunk: 64 MiB in f32.
 const CHUNK_LOGITS: usize = 1 << 24;
 
-/// With fewer rows at a time, adding up the head's gradient would cost as much as computing it.
+/// Minimum number of rows in a default chunk: with fewer, the sum of the head's gradient would cost
+/// as much as its computation.
 const MIN_CHUNK_ROWS: usize = 256;
 
-/// The chunks of a plan where the caller has not chosen their number of rows.
+/// The chunks of a plan, with a default number of rows if the caller has set none.
 pub(crate) fn chunks(plan: &LmHeadPlan, vocab: usize) -> Vec<LmHeadChunk> {
-    // Indices of logits must fit in 32 bits.
+    // Indices of logits must fit into 32 bits.
     let most = (i32::MAX as usize / vocab.max(1)).max(1);
     plan.chunks((CHUNK_LOGITS / vocab.max(1)).max(MIN_CHUNK_ROWS).min(most))
 }
@@ -191,7 +192,7 @@ impl<B: Backend> Head<B> {
     }
 }
 
-/// Slot within the chunk of each of its occurrences.
+/// For each occurrence of the chunk, its slot within the chunk.
 fn chunk_slots<B: Backend>(
     plan: &LmHeadPlan,
     chunk: &LmHeadChunk,
@@ -204,7 +205,7 @@ fn chunk_slots<B: Backend>(
     int_tensor::<B>(&slots, device)
 }
 
-/// `slot * vocab + target`: where each occurrence's logit lies in the chunk's flattened logits.
+/// `slot * vocab + target`: the index of each occurrence's logit in the chunk's flattened logits.
 fn flat_targets<B: Backend>(
     targets: &IntTensor<B>,
     slots: IntTensor<B>,
@@ -212,7 +213,7 @@ fn flat_targets<B: Backend>(
     vocab: usize,
 ) -> IntTensor<B> {
     let targets = B::int_slice(targets.clone(), &[slice(&chunk.occurrences)]);
-    // LibTorch's integers are 64 bits wide and Burn casts them to nothing else there.
+    // LibTorch's integers have 64 bits, and Burn cannot cast them to another width there.
     let dtype = match targets.dtype() {
         DType::I64 => IntDType::I64,
         _ => IntDType::I32,

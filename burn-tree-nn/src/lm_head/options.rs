@@ -19,14 +19,14 @@ pub enum EntropyOutput {
 /// Options of [`token_log_probs`](super::token_log_probs).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LmHeadOptions {
-    /// Number of distinct rows whose logits exist at a time. If `None`: as many as have 2^24
-    /// logits, but at least 256; on CubeCL runtimes as many as have 2^27 logits.
+    /// Number of distinct rows whose logits exist at a time. `None` means 2^24 logits, but at least
+    /// 256 rows; on CubeCL runtimes 2^27 logits.
     pub chunk_rows: Option<usize>,
-    /// Whether to compute the entropy of the predictions as well.
+    /// Whether to compute the entropy of the predictions too.
     pub entropy: EntropyOutput,
     /// The dtype to which states, head and the gradients of logits are rounded before they are
-    /// multiplied. If `None`: the wider one of states and head. On CubeCL runtimes the products sum
-    /// in f32 and return f32 for any factors: bf16 is automatic mixed precision with logits in f32.
-    /// Elsewhere products return this dtype.
+    /// multiplied. `None` means the wider dtype of states and head. On CubeCL runtimes the products
+    /// sum in f32 and return f32 for all factors: bf16 is automatic mixed precision with logits in
+    /// f32. On other backends products return this dtype.
     pub product_dtype: Option<FloatDType>,
 }

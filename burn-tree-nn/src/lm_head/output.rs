@@ -1,4 +1,4 @@
-//! Log-probabilities, and whose they are.
+//! Log-probabilities and their batch.
 
 use burn::tensor::Tensor;
 use tree_pack::BatchId;
@@ -8,16 +8,15 @@ use tree_pack::BatchId;
 pub struct TokenLogProbs {
     /// `[n]`: the natural logarithm of the probability of the target, in at least f32.
     pub log_probs: Tensor<1>,
-    /// `[n]`: the entropy in nats of the row's distribution over the vocabulary, if asked for.
+    /// `[n]`: the entropy in nats of the row's distribution over the vocabulary, if requested.
     pub entropy: Option<Tensor<1>>,
-    /// The batch that they were computed for, so that a loss can refuse occurrences of another
-    /// batch.
+    /// The batch of the occurrences, so that a loss can refuse occurrences of another batch.
     pub(super) batch: Option<BatchId>,
 }
 
 impl TokenLogProbs {
-    /// Log-probabilities `[n]`, and entropies `[n]` if any, that were computed elsewhere. A loss
-    /// can compare only their number with its occurrences.
+    /// Log-probabilities `[n]`, and optional entropies `[n]`, from another source. A loss can only
+    /// compare their number with that of its occurrences.
     pub fn new(log_probs: Tensor<1>, entropy: Option<Tensor<1>>) -> Self {
         Self {
             log_probs,
@@ -26,7 +25,7 @@ impl TokenLogProbs {
         }
     }
 
-    /// The batch that they were computed for; `None` after [`new`](Self::new).
+    /// The batch of the occurrences; `None` after [`new`](Self::new).
     pub fn batch(&self) -> Option<BatchId> {
         self.batch
     }

@@ -1,4 +1,4 @@
-//! Which rows are projected on the vocabulary, and in which chunks.
+//! Plans of the projection of rows onto the vocabulary, in chunks.
 
 use std::ops::Range;
 
@@ -8,14 +8,14 @@ use super::error::LmHeadError;
 use crate::gather_rows::{GatherError, GatherPlan};
 use burn_tree_kit::dtype::product_dtype;
 
-/// Plan of one projection on the host: the distinct rows that predict something, which of them each
-/// occurrence reads, how many rows of logits `[rows, vocab]` exist at a time, and the dtype of the
-/// products.
+/// Plan of one projection on the host: the distinct rows with predictions, the row of each
+/// occurrence, the number of rows of logits `[rows, vocab]` that exist at a time, and the dtype of
+/// the products.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LmHeadPlan {
-    /// Distinct rows, ascending, out of those of the hidden states.
+    /// Distinct rows of the hidden states, ascending.
     gather: GatherPlan,
-    /// For each occurrence the index into the distinct rows, ascending.
+    /// For each occurrence, the index of its row in the distinct rows, ascending.
     slots: Vec<u32>,
     chunk_rows: Option<usize>,
     product: Option<FloatDType>,
@@ -23,13 +23,12 @@ pub struct LmHeadPlan {
     pub(super) device_starts: super::kernels::StartsCache,
 }
 
-/// What a backward pass computes besides the gradient of the hidden states for the gradients of the
-/// log-probabilities.
+/// The gradients that a backward pass computes besides those of the hidden states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadGradients {
     /// Whether to compute the gradient of the head.
     pub head: bool,
-    /// Whether to add the gradients for those of the entropies.
+    /// Whether to include the gradients of the entropies.
     pub entropy: bool,
 }
 
@@ -42,9 +41,9 @@ pub(crate) struct LmHeadChunk {
 }
 
 impl LmHeadPlan {
-    /// Plans the projection of the rows of `occurrence_rows` (ascending, each below
-    /// `hidden_rows`), at most `chunk_rows` distinct rows at a time, or as many as suit the
-    /// backend; products in dtype `product`, or in the wider one of the factors'.
+    /// Plans the projection of the rows of `occurrence_rows` (ascending, each below `hidden_rows`),
+    /// at most `chunk_rows` distinct rows at a time, or a default of the backend; the dtype of the
+    /// products is `product`, or the wider dtype of the factors.
     pub(crate) fn new(
         occurrence_rows: &[u32],
         hidden_rows: usize,
@@ -117,7 +116,7 @@ impl LmHeadPlan {
         &self.slots
     }
 
-    /// Distinct rows at a time, if the caller has chosen.
+    /// Number of distinct rows at a time, if the caller has set it.
     #[cfg(feature = "cubecl-backend")]
     pub(crate) fn chunk_rows(&self) -> Option<usize> {
         self.chunk_rows
@@ -128,7 +127,7 @@ impl LmHeadPlan {
         self.product.unwrap_or_else(|| product_dtype(hidden, head))
     }
 
-    /// Chunks of the number of rows that the caller has chosen, or else of `rows`.
+    /// Chunks of the number of rows that the caller has set, otherwise of `rows`.
     pub(crate) fn chunks(&self, rows: usize) -> Vec<LmHeadChunk> {
         let rows = self.chunk_rows.unwrap_or(rows);
         let mut next = 0;
@@ -146,7 +145,7 @@ impl LmHeadPlan {
             .collect()
     }
 
-    /// For each distinct row the first of its occurrences, and their number at the end.
+    /// For each distinct row, its first occurrence; the number of occurrences at the end.
     pub(super) fn occurrence_starts(&self) -> Vec<u32> {
         let mut starts = vec![0; self.projected_rows() + 1];
         for &slot in &self.slots {

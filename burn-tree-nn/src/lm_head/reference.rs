@@ -1,4 +1,4 @@
-//! The definition, written to be read: all logits at once.
+//! The definition: all logits at once.
 
 use burn::tensor::{Int, Tensor, activation::log_softmax};
 

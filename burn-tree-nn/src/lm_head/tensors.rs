@@ -1,11 +1,11 @@
-//! The tensors of the head's operation, by what they are.
+//! The tensors of the head's operation, by name.
 
 use burn::backend::{
     Backend, ExtensionType,
     tensor::{FloatTensor, IntTensor},
 };
 
-/// What the log-probabilities are computed from.
+/// The inputs of the log-probabilities.
 #[derive(Clone, Debug, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct LmHeadInputs<B: Backend> {
@@ -17,8 +17,8 @@ pub struct LmHeadInputs<B: Backend> {
     pub targets: IntTensor<B>,
 }
 
-/// What the backward pass reads besides the inputs: results of the forward pass, and the gradients
-/// of its outputs.
+/// The inputs of the backward pass besides those of the forward pass: results of the forward pass,
+/// and the gradients of its outputs.
 #[derive(Clone, Debug, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct LmHeadOutputGradients<B: Backend> {

@@ -1,4 +1,4 @@
-//! What the arguments of all norms must be.
+//! Checks of the arguments of all norms.
 
 use burn::tensor::Tensor;
 use burn_tree_kit::check::{ArgumentError, Check};

@@ -1,4 +1,4 @@
-//! What the norms over rows share.
+//! Shared code of the norms over rows.
 
 mod check;
 pub(crate) mod generic;

@@ -16,7 +16,7 @@ use crate::ops::TreeNnOps;
 /// tensors; the gradient of the weight is summed in a fixed order.
 ///
 /// # Panics
-/// If [`try_rms_norm`] refuses the arguments, with the text of its error.
+/// If [`try_rms_norm`] returns an error, with its message.
 ///
 /// # Example
 /// ```
@@ -33,10 +33,10 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, epsilon: f64) -
     try_rms_norm(x, weight, epsilon).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// [`rms_norm`] that returns an error for arguments that do not fit.
+/// As [`rms_norm`], but returns an error for invalid arguments.
 ///
 /// # Errors
-/// If the shape, dtype or device of a tensor does not fit the other, the last dimension of `x` is
+/// If the shape, dtype or device of a tensor does not match the other, the last dimension of `x` is
 /// 0, or `epsilon` is not positive and normal in f32 (f64 if `x` is f64).
 pub fn try_rms_norm<const D: usize>(
     x: Tensor<D>,
@@ -47,13 +47,13 @@ pub fn try_rms_norm<const D: usize>(
     Ok(norm(x, weight, epsilon, NormScale::Weight))
 }
 
-/// [`rms_norm`] that scales by one plus the weight: `y = cast((1 + weight) * x * rsqrt(mean(x^2) +
-/// epsilon))`.
+/// As [`rms_norm`], but scales by one plus the weight: `y = cast((1 + weight) * x * rsqrt(mean(x^2)
+/// + epsilon))`.
 ///
 /// Only the result is rounded to the dtype of `x`.
 ///
 /// # Panics
-/// If [`try_zero_centered_rms_norm`] refuses the arguments, with the text of its error.
+/// If [`try_zero_centered_rms_norm`] returns an error, with its message.
 pub fn zero_centered_rms_norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<1>,
@@ -62,7 +62,7 @@ pub fn zero_centered_rms_norm<const D: usize>(
     try_zero_centered_rms_norm(x, weight, epsilon).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// [`zero_centered_rms_norm`] that returns an error for arguments that do not fit.
+/// As [`zero_centered_rms_norm`], but returns an error for invalid arguments.
 ///
 /// # Errors
 /// As [`try_rms_norm`].
@@ -75,7 +75,7 @@ pub fn try_zero_centered_rms_norm<const D: usize>(
     Ok(norm(x, weight, epsilon, NormScale::OnePlusWeight))
 }
 
-/// For checked arguments.
+/// Runs the norm with checked arguments.
 fn norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<1>,

@@ -48,7 +48,7 @@ pub(crate) fn backward<B: Backend>(
     )
 }
 
-/// What the normalised values are multiplied by: `weight [D]` -> `[1, D]` in `dtype`.
+/// The factors of the normalised values: `weight [D]` -> `[1, D]` in `dtype`.
 fn factors<B: Backend>(
     weight: FloatTensor<B>,
     dtype: FloatDType,

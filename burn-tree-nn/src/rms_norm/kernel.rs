@@ -1,5 +1,5 @@
-//! Kernels: a group of units per row, which keep their part of it in registers. The gradient of
-//! the weight is summed by each cube over a block of rows, then over the blocks.
+//! Kernels: a group of units per row, each with its part of the row in registers. Each cube sums
+//! the gradient of the weight over a block of rows; a second kernel sums over the blocks.
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -14,8 +14,8 @@ use cubecl::prelude::*;
 use super::scale::NormScale;
 use crate::norm::kernel::Rows;
 
-/// Blocks of rows over which the gradient of the weight is summed first. Fixed, so that the order
-/// of the sum is.
+/// Maximum number of blocks of rows over which the gradient of the weight is summed first. It is
+/// constant, so that the order of the sum is fixed.
 const BLOCKS: usize = 512;
 
 /// Refuses rows that are too wide for the kernels.
@@ -23,7 +23,7 @@ pub(crate) fn check(x: &CubeTensor, weight: &CubeTensor) -> Result<(), Unavailab
     Rows::new(x, &[weight]).map(drop)
 }
 
-/// What a vector of normalised values is multiplied by.
+/// The factors of a vector of normalised values.
 #[cube]
 fn scale<W: Float, N: Size>(
     weight: Vector<W, N>,
@@ -163,7 +163,7 @@ fn backward_kernel<F: Float, W: Float, N: Size>(
     }
 }
 
-/// See [`crate::TreeNnOps::rms_norm`]; arguments that [`check`] takes.
+/// See [`crate::TreeNnOps::rms_norm`]; for arguments that [`check`] accepts.
 pub(crate) fn forward(
     x: CubeTensor,
     weight: CubeTensor,
@@ -176,7 +176,7 @@ pub(crate) fn forward(
     let y = empty(&x, [rows.count, rows.size], x.dtype);
     let inverse_rms = empty(&x, [rows.count, 1], DType::F32);
     let (count, dim) = cubes(&client, rows.cubes(), rows.layout.groups.units);
-    // SAFETY: shapes as read from the tensors; units without a row store nothing.
+    // SAFETY: the shapes are those of the tensors; units without a row store nothing.
     unsafe {
         forward_kernel::launch_unchecked(
             &client,
@@ -199,7 +199,7 @@ pub(crate) fn forward(
     (y, inverse_rms)
 }
 
-/// See [`crate::TreeNnOps::rms_norm_backward`]; arguments that [`check`] takes.
+/// See [`crate::TreeNnOps::rms_norm_backward`]; for arguments that [`check`] accepts.
 pub(crate) fn backward(
     x: CubeTensor,
     weight: CubeTensor,
@@ -214,7 +214,7 @@ pub(crate) fn backward(
     let grad_x = empty(&x, [rows.count, rows.size], x.dtype);
     let grad_weight = empty(&x, [blocks, rows.size], DType::F32);
     let (count, dim) = cubes(&client, blocks, rows.layout.groups.units);
-    // SAFETY: shapes as read from the tensors; units without a row store nothing.
+    // SAFETY: the shapes are those of the tensors; units without a row store nothing.
     unsafe {
         backward_kernel::launch_unchecked(
             &client,

@@ -1,4 +1,4 @@
-//! Implementation for CPU tensors in memory: one pass over each row.
+//! Implementation for CPU tensors: one pass over each row.
 
 use std::borrow::Cow;
 
@@ -11,10 +11,10 @@ use rayon::prelude::*;
 use super::scale::NormScale;
 use crate::native::tensor;
 
-/// Numbers of a block of rows that one thread works on.
+/// Number of elements in the block of rows of one thread.
 const BLOCK: usize = 1 << 14;
 
-/// See [`crate::TreeNnOps::rms_norm`]; both tensors are of `T`.
+/// See [`crate::TreeNnOps::rms_norm`]; both tensors have elements of type `T`.
 pub(crate) fn forward<T: Number>(
     x: FlexTensor,
     weight: FlexTensor,
@@ -37,8 +37,8 @@ pub(crate) fn forward<T: Number>(
     (tensor(y, shape), tensor(inverse_rms, [rows, 1].into()))
 }
 
-/// See [`crate::TreeNnOps::rms_norm_backward`]; all tensors are of `T`. The gradient of the weight
-/// is summed block by block, in the same order for any number of threads.
+/// See [`crate::TreeNnOps::rms_norm_backward`]; all tensors have elements of type `T`. The gradient
+/// of the weight is summed block by block, in the same order for every number of threads.
 pub(crate) fn backward<T: Number>(
     x: FlexTensor,
     weight: FlexTensor,
@@ -76,7 +76,7 @@ pub(crate) fn backward<T: Number>(
     )
 }
 
-/// What the normalised values are multiplied by.
+/// The factors of the normalised values.
 fn factors<T: Number>(weight: &[T], scale: NormScale) -> Cow<'_, [T]> {
     match scale {
         NormScale::Weight => weight.into(),

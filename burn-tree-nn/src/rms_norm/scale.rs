@@ -1,6 +1,6 @@
 //! How a norm uses its weight.
 
-/// What the normalised values are multiplied by.
+/// The factor of the normalised values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NormScale {
     /// The weight, as in Llama and Qwen3. The normalised values are rounded to the dtype of the
@@ -11,7 +11,7 @@ pub enum NormScale {
 }
 
 impl NormScale {
-    /// The flag that the kernels take.
+    /// The flag for the kernels.
     #[cfg(feature = "cubecl-backend")]
     pub(crate) fn adds_one(self) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! What the activation's arguments must be.
+//! Checks of the activation's arguments.
 
 use burn::tensor::Tensor;
 use burn_tree_kit::check::{ArgumentError, Check};

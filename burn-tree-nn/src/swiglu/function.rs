@@ -14,7 +14,7 @@ use crate::ops::TreeNnOps;
 /// Differentiable in both tensors.
 ///
 /// # Panics
-/// If [`try_swiglu`] refuses the arguments, with the text of its error.
+/// If [`try_swiglu`] returns an error, with its message.
 ///
 /// # Example
 /// ```
@@ -30,10 +30,10 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     try_swiglu(gate, up).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// [`swiglu`] that returns an error for arguments that do not fit.
+/// As [`swiglu`], but returns an error for invalid arguments.
 ///
 /// # Errors
-/// If the shapes, dtypes or devices differ, or the tensors are not of floats.
+/// If the shapes, dtypes or devices differ, or the tensors are not float tensors.
 pub fn try_swiglu<const D: usize>(
     gate: Tensor<D>,
     up: Tensor<D>,

@@ -1,4 +1,4 @@
-//! Implementation for CPU tensors in memory: one pass, vectorised.
+//! Implementation for CPU tensors: one vectorised pass.
 
 use burn::backend::TensorMetadata;
 use burn_flex::FlexTensor;
@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use crate::native::tensor;
 
-/// Numbers that one thread works on at a time.
+/// Number of elements in the block of one thread.
 const BLOCK: usize = 1 << 14;
 
 #[inline(always)]
@@ -16,7 +16,7 @@ fn sigmoid<T: Number>(x: T) -> T {
     T::ONE / (T::ONE + (-x).exp())
 }
 
-/// See [`crate::TreeNnOps::swiglu`]; both tensors are of `T`.
+/// See [`crate::TreeNnOps::swiglu`]; both tensors have elements of type `T`.
 pub(crate) fn forward<T: Number>(gate: FlexTensor, up: FlexTensor) -> FlexTensor {
     let [gate, up] = [gate, up].map(|tensor| tensor.to_contiguous());
     let mut y = vec![T::ZERO; gate.shape().num_elements()];
@@ -27,7 +27,7 @@ pub(crate) fn forward<T: Number>(gate: FlexTensor, up: FlexTensor) -> FlexTensor
     tensor(y, gate.shape())
 }
 
-/// See [`crate::TreeNnOps::swiglu_backward`]; all tensors are of `T`.
+/// See [`crate::TreeNnOps::swiglu_backward`]; all tensors have elements of type `T`.
 pub(crate) fn backward<T: Number>(
     gate: FlexTensor,
     up: FlexTensor,

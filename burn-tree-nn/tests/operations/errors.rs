@@ -1,4 +1,4 @@
-//! What the functions refuse, and what they say.
+//! Errors for invalid arguments, and their messages.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ fn gates_and_norms_tell_what_does_not_fit() {
         message(try_l2_norm(zeros([2, 0]), 1e-6)),
         "l2_norm: x has shape [2, 0], expected at least 1 in each dimension"
     );
-    // The last are zero, less than normal and infinite in f32.
+    // The last ones are zero, subnormal and infinite in f32.
     for epsilon in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-50, 1e-40, 1e39] {
         assert_eq!(
             message(try_l2_norm(zeros([2, 3]), epsilon)),
@@ -134,7 +134,7 @@ fn plans_of_gathers_tell_what_does_not_fit() {
             rows
         }
     );
-    // Told before anything of that size is allocated.
+    // The error comes before any allocation of that size.
     for rows in [(1 << 31) + 1, usize::MAX] {
         let error = GatherPlan::new(vec![0], rows).unwrap_err();
         assert_eq!(error, GatherError::TooManyRows { rows });
@@ -215,7 +215,7 @@ fn the_grouped_product_panics_with_the_text_of_its_error() {
     grouped_linear(zeros([5, 3]), zeros([2, 3, 1]), &Arc::new(vec![2, 2]));
 }
 
-/// Two devices are at hand where a CubeCL runtime is tested and Flex is built in.
+/// Two devices exist if a CubeCL runtime is tested and Flex is built in.
 #[test]
 fn tensors_on_other_devices_are_named() {
     let (here, there) = (device().inner(), reference_device());

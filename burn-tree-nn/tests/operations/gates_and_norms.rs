@@ -1,4 +1,4 @@
-//! Gate and norms against their definitions in f64, values and gradients.
+//! Compares the gate and norms with their definitions in f64, values and gradients.
 
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_tree_nn::{decay_gate, gated_rms_norm, l2_norm};
@@ -10,8 +10,8 @@ const EPSILON: f64 = 1e-6;
 
 const DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];
 
-/// Relative L2 errors that one rounding of inputs' products and of the results leaves: f32 as the
-/// bars of the project, 16-bit dtypes a little over their rounding error.
+/// Relative L2 errors after one rounding of products of inputs and of results: the project's bounds
+/// for f32, slightly more than the rounding error for 16-bit dtypes.
 fn tolerances(dtype: DType) -> [f64; 2] {
     match dtype {
         DType::F64 => [1e-10, 1e-10],
@@ -53,7 +53,8 @@ fn decay_gate_equals_its_definition() {
         } else {
             DType::F32
         };
-        // One head, an odd number, as many as models have; more rows than blocks of their sums.
+        // One head, an odd number of heads, and the number of a model; more rows than blocks of
+        // sums.
         for (shape, parameters) in [
             ([1, 1, 1], dtype),
             ([2, 9, 7], wide),
@@ -139,7 +140,7 @@ fn l2_norm_equals_its_definition() {
             let expected = (expected * exact_grad).sum().backward();
             let found = x.grad(&found).unwrap();
             assert_eq!(found.dtype(), dtype);
-            // In a row of one number all but epsilon cancels.
+            // In a row of one number everything except epsilon cancels.
             if shape[2] > 1 {
                 assert_close(
                     "gradient",
@@ -210,7 +211,7 @@ fn gated_rms_norm_equals_its_definition() {
                 ("gradient of x", &x, &exact_x),
                 ("gradient of the gate", &gate, &exact_gate),
             ] {
-                // In a row of one number all but epsilon cancels.
+                // In a row of one number everything except epsilon cancels.
                 if width > 1 || name == "gradient of the gate" {
                     let (found, expected) = (tensor.grad(&found), exact.grad(&expected));
                     let (found, expected) = (found.unwrap(), expected.unwrap());

@@ -12,14 +12,14 @@ use tree_pack::{LossForm, OccurrenceBatch};
 
 const HIDDEN: usize = 24;
 
-/// The weighted sum that supervised training minimises.
+/// The loss of supervised training: a weighted sum.
 fn sft_loss(output: TokenLogProbs, occurrences: &OccurrenceBatch) -> Tensor<1> {
     let weights = occurrences.weights.clone().cast(output.log_probs.dtype());
     (output.log_probs * weights).sum().neg()
 }
 
-/// Odd, so that logits are read one by one; and a size that is read in vectors, in several of which
-/// there are several targets.
+/// An odd size, with which logits are read one by one; and a size that is read in vectors, some of
+/// which contain several targets.
 const VOCABS: [usize; 2] = [37, 64];
 const VOCAB: usize = VOCABS[0];
 /// Rows 3 and 9 predict several tokens, one of them twice; rows 0, 5 and 11 predict nothing.
@@ -80,7 +80,7 @@ fn loss(output: TokenLogProbs, occurrences: &OccurrenceBatch, entropy: EntropyOu
         return loss;
     }
     let values = output.entropy.expect("asked for");
-    // Not the same for the occurrences of a row, and of both signs.
+    // Different for the occurrences of a row, and of both signs.
     let factors = occurrences.weights.clone().cast(values.dtype()) - 0.25;
     loss + (values * factors).sum()
 }
@@ -178,8 +178,8 @@ fn equals_the_reference(dtype: DType) {
 
 in_each_dtype!(equals_the_reference: F64 F32);
 
-/// Products of narrow numbers: states and head are given so, or rounded before the product. The
-/// reference has the same rounded inputs in f64.
+/// Products of 16-bit numbers: states and head have this dtype, or are rounded before the product.
+/// The reference has the same rounded inputs in f64.
 fn narrow_products(dtype: DType) {
     let rounding = rounding(dtype);
     // On CubeCL runtimes logits are f32, elsewhere rounded: of a size up to 8.
@@ -250,8 +250,8 @@ fn rows_without_targets_get_exactly_zero_gradient() {
     assert!(values[HIDDEN..2 * HIDDEN].iter().any(|&value| value != 0.0));
 }
 
-/// More columns than one cube turns into gradients, and rows with hundreds of occurrences, of
-/// which several share a target or a vector of it.
+/// More columns than one cube processes, and rows with hundreds of occurrences, some of which share
+/// a target or its vector.
 #[test]
 fn a_large_vocabulary_and_many_occurrences() {
     const LARGE: usize = 20_000;
@@ -341,7 +341,7 @@ fn a_tied_head_sums_both_gradients() {
     assert!(difference > 1e-3);
 }
 
-/// A frozen head costs no gradient and gets none.
+/// A frozen head gets no gradient, and none is computed.
 #[test]
 fn a_frozen_head_has_no_gradient() {
     let device = device();
@@ -507,7 +507,7 @@ fn dtypes_that_do_not_fit_are_named() {
     );
 }
 
-/// Two devices are at hand where a CubeCL runtime is tested and Flex is built in.
+/// Two devices exist if a CubeCL runtime is tested and Flex is built in.
 #[test]
 fn tensors_on_other_devices_are_named() {
     let (here, there) = (device().inner(), reference_device());

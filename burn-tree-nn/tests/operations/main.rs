@@ -1,4 +1,4 @@
-//! The operations against their definitions, on the device named by `BURN_DEVICE`.
+//! Compares the operations with their definitions, on the device named by `BURN_DEVICE`.
 
 mod errors;
 mod gates_and_norms;

@@ -1,4 +1,4 @@
-//! Norm and gated activation against their definitions in f64, values and gradients.
+//! Compares norms and the gated activation with their definitions in f64, values and gradients.
 
 use crate::support::{assert_close, bits, device, exact, in_each_dtype, numbers, rounding, widest};
 use burn::tensor::{DType, Tensor, TensorData};
@@ -6,7 +6,7 @@ use burn_tree_nn::{rms_norm, swiglu, zero_centered_rms_norm};
 
 const EPSILON: f64 = 1e-6;
 
-/// Rows of one number, of an odd number, of a few vectors; rows wider than 256 units hold at 32
+/// Rows of one number, of an odd number, of a few vectors; rows wider than 256 units with 32
 /// numbers each.
 fn norm_equals_its_definition(dtype: DType) {
     for shape in [[1, 1, 1], [2, 15, 7], [3, 5, 48], [1, 3, 9216]] {
@@ -63,7 +63,7 @@ fn compare_norms(
     assert_close(found.clone(), expected.clone(), scale * (8.0 * once + sum));
     let found = (found * factors.clone()).sum().backward();
     let expected = (expected * exact(&factors)).sum().backward();
-    // 1 / rms is at most 2, but for a single number.
+    // 1 / rms is at most 2, except for a single number.
     let (found_x, expected_x) = (x.grad(&found).unwrap(), exact_x.grad(&expected).unwrap());
     assert_eq!(found_x.dtype(), dtype);
     assert_close(found_x, expected_x, scale * (16.0 * once + 2.0 * sum));
@@ -75,8 +75,8 @@ fn compare_norms(
     assert_close(found, exact_weight.grad(&expected).unwrap(), tolerance);
 }
 
-/// A weight centred on zero is rounded with the one that is added to it, not apart: in a dtype
-/// whose numbers near one are 2^-7 apart, products with `1 + 2^-9` are not those with one.
+/// One plus a zero-centred weight must not be rounded before the product: in a dtype whose numbers
+/// near one are 2^-7 apart, products with `1 + 2^-9` differ from those with one.
 #[test]
 fn a_weight_centred_on_zero_keeps_its_digits() {
     if !device().supports_dtype(DType::BF16) {
@@ -90,7 +90,7 @@ fn a_weight_centred_on_zero_keeps_its_digits() {
     assert_ne!(norm(0.0), norm(f32::exp2(-9.0)));
 }
 
-/// The row of zeros that padding may be: no division by zero.
+/// Padding may be a row of zeros: no division by zero.
 #[test]
 fn a_row_of_zeros_stays_zero() {
     let x = Tensor::<2>::zeros([2, 8], &device()).require_grad();

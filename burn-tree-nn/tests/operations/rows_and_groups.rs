@@ -1,4 +1,4 @@
-//! Row gathers and grouped products against their definitions, values and gradients.
+//! Compares row gathers and grouped products with their definitions, values and gradients.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn gather_equals_select(indices: &[u32], rows: usize, width: usize, dtype: DType
     let expected = gather::reference::gather_rows(exact_x.clone(), ids);
     let expected_grads = (expected.clone() * exact(&coefficients)).sum().backward();
     assert_close(found, expected, 0.0);
-    // One rounding of the sum, and those of sums of `count` terms in at least f32.
+    // One rounding of the sum, and the roundings of `count` terms in at least f32.
     let rounding = rounding(dtype);
     let sum = rounding.min(2f64.powi(-24)) * count as f64;
     let grad = x.grad(&found_grads).unwrap();
@@ -35,7 +35,7 @@ fn gather_equals_select(indices: &[u32], rows: usize, width: usize, dtype: DType
     );
 }
 
-/// Fewer where every shape tunes another matrix product.
+/// Fewer cases on devices that tune a matrix product for every shape.
 fn cases() -> ProptestConfig {
     ProptestConfig::with_cases(if tree_training_devices::is_cubecl() {
         6
@@ -96,7 +96,7 @@ proptest! {
     }
 }
 
-/// A table of which one row is read a thousand times, as a line break is, one a hundred times,
+/// A table of which one row is read a thousand times, like a line break, one a hundred times, and
 /// many never.
 fn gathers_with_long_sums(dtype: DType) {
     let indices: Vec<u32> = (0..1500)

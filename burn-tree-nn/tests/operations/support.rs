@@ -1,6 +1,6 @@
-//! What the tests of this crate share: the device under test, tensors, comparisons.
+//! Shared code of the tests: the device under test, tensors, comparisons.
 
-// One of the test programs uses part of it.
+// One of the test programs uses only a part of it.
 #![allow(dead_code, unused_imports, unused_macros)]
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -30,7 +30,7 @@ pub fn widest() -> DType {
     }
 }
 
-/// A test of a function for each dtype, which passes where the device does not compute in it.
+/// Defines a test of a function for each dtype; it passes if the device does not support the dtype.
 macro_rules! in_each_dtype {
     ($function:ident: $($dtype:ident)*) => {
         mod $function {
@@ -58,7 +58,7 @@ pub fn numbers<const D: usize>(shape: [usize; D], seed: usize, dtype: DType) -> 
     Tensor::from_data(TensorData::new(values, shape), (&device(), dtype)).require_grad()
 }
 
-/// The same values in f64 on Flex, as a leaf of its own.
+/// The same values in f64 on Flex, as another leaf.
 pub fn exact<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
     let data = tensor.to_data().convert::<f64>();
     Tensor::from_data(data, (&Device::flex().autodiff(), DType::F64)).require_grad()
@@ -88,7 +88,7 @@ pub fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u8> {
     tensor.into_data().as_bytes().to_vec()
 }
 
-/// Where reference results are computed, in f64, which not every device has.
+/// The device of reference results in f64, which not every device supports.
 pub fn reference_device() -> Device {
     #[cfg(feature = "flex")]
     return Device::flex();

@@ -1,5 +1,6 @@
-//! `tree-pack show`: one task's tree, in the terminal and as SVG.
+//! `tree-pack show`: draws the tree of one task, in the terminal and as SVG.
 
+mod labels;
 mod outline;
 mod svg;
 mod terminal;
@@ -11,14 +12,14 @@ use anyhow::{Result, bail};
 use clap::ValueEnum;
 use tree_pack::build_forests;
 
-use crate::input::{InputArgs, quoted};
+use self::outline::Outline;
+use crate::input::{InputArgs, quoted, tokenizer_file};
 use crate::output::{print, write_file};
-use outline::Outline;
 
 /// Draw the prefix tree of one task.
 ///
-/// A node is a bar as long as it has tokens; its colour says how many trajectories share it, and
-/// which of its tokens are trained is shown within.
+/// Each node is a bar. Its length is the number of tokens, its colour shows how many trajectories
+/// share it, and its pattern shows which tokens are trained.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -26,13 +27,15 @@ pub struct Args {
     /// Also draw the tree as an SVG picture.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Most nodes to draw: those with the largest subtrees.
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Maximum number of nodes to draw: those with the largest subtrees.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     max_nodes: u32,
     /// Length in characters of the longest bar in the terminal.
-    #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
     bar_width: u16,
-    /// Show the text with which each node begins.
+    /// Show the beginning of each node's text: a tokenizer.json, or the folder of a model.
     #[arg(long, value_name = "PATH")]
     tokenizer: Option<PathBuf>,
     /// Colours in the terminal.
@@ -42,7 +45,7 @@ pub struct Args {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Color {
-    /// If the output is a terminal and NO_COLOR is not set.
+    /// Only if the output is a terminal and NO_COLOR is not set.
     Auto,
     Always,
     Never,
@@ -65,7 +68,7 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let mut outline = Outline::new(forest, &trajectories, args.max_nodes as usize);
     if let Some(path) = &args.tokenizer {
-        let path = crate::tokenize::tokenizer_file(path)?;
+        let path = tokenizer_file(path)?;
         let tokenizer = tree_pack::text::TextTokenizer::from_file(&path)?;
         outline.add_previews(|tokens| tokenizer.decode(tokens), forest)?;
     }

@@ -1,4 +1,4 @@
-//! What is drawn of a tree: its largest nodes, and how much is left out where.
+//! The part of a tree that is drawn: its largest nodes, and the sizes of omitted branches.
 
 use std::ops::Range;
 
@@ -7,9 +7,9 @@ use tree_pack::{PrefixForest, Trajectory};
 /// The part of a task's forest that is drawn.
 pub struct Outline {
     pub title: Title,
-    /// In depth-first order.
+    /// Nodes in depth-first order.
     pub nodes: Vec<OutlineNode>,
-    /// Trees of which nothing is drawn.
+    /// Trees that are not drawn at all.
     pub hidden_trees: Hidden,
 }
 
@@ -40,11 +40,11 @@ pub struct OutlineNode {
     pub hidden: Hidden,
     /// Index of the node in the forest.
     node: u32,
-    /// Beginning of its text, if there is a tokenizer.
+    /// Beginning of its text, with a tokenizer.
     pub preview: Option<String>,
 }
 
-/// Branches left out.
+/// Omitted branches.
 #[derive(Clone, Copy, Default)]
 pub struct Hidden {
     pub branches: u32,
@@ -71,8 +71,8 @@ impl OutlineNode {
 }
 
 impl Outline {
-    /// Keeps the `max_nodes` nodes with the largest subtrees. A node's parent always is among
-    /// them, since its subtree is larger.
+    /// Keeps the `max_nodes` nodes with the largest subtrees. They include the parent of each,
+    /// since its subtree is larger.
     pub fn new(forest: &PrefixForest, trajectories: &[Trajectory], max_nodes: usize) -> Self {
         let nodes = forest.nodes();
         let subtree_tokens =
@@ -129,7 +129,7 @@ impl Outline {
         outline
     }
 
-    /// Adds the text with which each node begins.
+    /// Adds the beginning of each node's text.
     pub fn add_previews<E>(
         &mut self,
         decode: impl Fn(&[u32]) -> Result<String, E>,

@@ -1,29 +1,29 @@
-//! A tree as an SVG picture: time (tokens) from left to right, a bar for each node.
+//! Draws a tree as SVG: tokens from left to right, one bar per node.
 
 use std::fmt::Write;
 
 use indicatif::HumanCount;
 
+use super::labels::{ends, left_out};
 use super::outline::{Outline, OutlineNode};
-use super::terminal::{ends, left_out};
 use crate::output::counted;
 
 const WIDTH: f64 = 1400.0;
 const MARGIN: f64 = 28.0;
-/// About the width of a character of a label.
+/// Approximate width of a character of a label.
 const CHARACTER: f64 = 6.8;
 const HEADER: f64 = 104.0;
 const FOOTER: f64 = 54.0;
 const MAX_TREE_HEIGHT: f64 = 2400.0;
-/// Smallest distance of branches at which their names can be read.
+/// Smallest distance between branches at which their names are legible.
 const LABEL_PITCH: f64 = 13.0;
 
 const TEXT: &str = "#2b2f36";
 const FAINT: &str = "#8a929e";
 const TRAINED: &str = "#ec8122";
-/// Colour of what one trajectory has for itself.
+/// Colour of nodes of one trajectory.
 const OWN: [u8; 3] = [0xc3, 0xcb, 0xd6];
-/// Colours of what two share, and of what all share.
+/// Colours of nodes that two trajectories share, and that all share.
 const SHARED: [[u8; 3]; 2] = [[0x8f, 0xc1, 0xe3], [0x0d, 0x4f, 0x8b]];
 
 struct Picture<'a> {
@@ -33,7 +33,7 @@ struct Picture<'a> {
     heights: Vec<f64>,
     /// Distance between neighbouring branches.
     pitch: f64,
-    /// Pixels a token.
+    /// Pixels per token.
     scale: f64,
 }
 
@@ -64,7 +64,7 @@ pub fn draw(outline: &Outline) -> String {
     picture.out
 }
 
-/// Pixels a token, so that every bar and the label behind it fit the width.
+/// Pixels per token, so that every bar and its label fit into the width.
 fn scale(outline: &Outline, labelled: bool) -> f64 {
     let fitting = |node: &OutlineNode| {
         let label = match labelled && node.children.is_empty() {
@@ -81,7 +81,7 @@ fn scale(outline: &Outline, labelled: bool) -> f64 {
         .fold((WIDTH - 2.0 * MARGIN) / longest, f64::min)
 }
 
-/// Row of each node (that of a node with children in their middle), and the number of rows.
+/// Row of each node, and the number of rows. A node with children is in the middle of their rows.
 fn rows(outline: &Outline) -> (Vec<f64>, usize) {
     let mut rows = vec![0.0; outline.nodes.len()];
     let mut next = 0;
@@ -112,7 +112,7 @@ impl Picture<'_> {
         self.text(MARGIN, 36.0, 20, TEXT, "start", &title.task_id);
         let por = 100.0 * (1.0 - title.unique_tokens as f64 / title.tokens as f64);
         let summary = format!(
-            "{}, {}; the tree has {} ({} of them trained): {por:.1} % need not be computed",
+            "{}, {}; the tree has {} ({} of them trained): POR {por:.1} %",
             counted(title.trajectories as u64, "trajectory"),
             counted(title.tokens, "token"),
             HumanCount(title.unique_tokens),
@@ -252,7 +252,7 @@ fn color(shared_by: u32, all: u32) -> String {
     let [red, green, blue] = if shared_by <= 1 {
         OWN
     } else {
-        // By the logarithm: most nodes of a wide tree are shared by few.
+        // Logarithmic, because few trajectories share most nodes of a wide tree.
         let share = match shared_by {
             by if by >= all => 1.0,
             by => f64::from(by - 1).ln() / f64::from(all - 1).ln(),

@@ -1,19 +1,17 @@
-//! A tree as lines of text.
+//! Draws a tree as lines of text.
 
 use std::fmt::Write;
 
 use indicatif::HumanCount;
 
+use super::labels::{ends, left_out, shortened};
+use super::outline::{Hidden, Outline, OutlineNode, Title};
 use crate::output::counted;
 
-use super::outline::{Hidden, Outline, OutlineNode, Title};
-
-/// Levels of indentation drawn; deeper nodes say how deep they are instead.
+/// Maximum number of levels of indentation; deeper nodes show their depth as a number.
 const MAX_INDENTATION: usize = 24;
-const MAX_LABEL: usize = 60;
 
-/// Colours for one trajectory to all of them (of the 256-colour palette: grey, then pale to deep
-/// blue).
+/// Colours for one to all trajectories, of the 256-colour palette: grey, then pale to deep blue.
 const SHADES: [u8; 6] = [245, 152, 116, 74, 32, 27];
 
 /// Draws one line for each node; the longest bar is `bar_width` characters.
@@ -22,10 +20,10 @@ pub fn draw(outline: &Outline, bar_width: usize, colored: bool) -> String {
     headline(&mut out, &outline.title);
     let lengths = outline.nodes.iter().map(|node| node.tokens as usize);
     let longest = lengths.max().unwrap_or(1);
-    // A character stands for a token at least.
+    // A character represents at least one token.
     let bar_width = bar_width.min(longest);
     let mut depths: Vec<usize> = Vec::with_capacity(outline.nodes.len());
-    // Of the current path: whether the node at each depth has siblings below it.
+    // For the current path: whether the node at each depth has later siblings.
     let mut continues: Vec<bool> = Vec::new();
     for (index, node) in outline.nodes.iter().enumerate() {
         let depth = node.parent.map_or(0, |parent| depths[parent] + 1);
@@ -85,9 +83,9 @@ fn headline(out: &mut String, title: &Title) {
     );
 }
 
-/// `continues` says for each ancestor, from the root, whether it has siblings below.
+/// `continues` contains, for each ancestor from the root on, whether it has later siblings.
 fn indentation(out: &mut String, continues: &[bool], last: bool) {
-    // The root is at the margin: nothing continues to its left.
+    // The root is at the margin: no line is drawn to its left.
     let levels = continues.get(1..).unwrap_or_default();
     let left_out = levels.len().saturating_sub(MAX_INDENTATION);
     if left_out > 0 {
@@ -107,16 +105,8 @@ fn hidden(out: &mut String, hidden: Hidden) {
     let _ = writeln!(out, "{}", left_out(hidden));
 }
 
-/// What is not drawn, in words.
-pub fn left_out(hidden: Hidden) -> String {
-    let branches = counted(hidden.branches.into(), "branch");
-    format!(
-        "... and {branches}, {}",
-        counted(hidden.tokens.into(), "token")
-    )
-}
-
-/// Each character stands for an equal share of the tokens and shows whether most are trained.
+/// Each character represents an equal share of the tokens and shows whether most of them are
+/// trained.
 fn bar(node: &OutlineNode, width: usize) -> String {
     let width = width.max(1) as u64;
     let edge = |cell: u64| (u64::from(node.tokens) * cell / width) as u32;
@@ -145,31 +135,4 @@ fn shade(shared_by: u32, share: f64, colored: bool) -> Option<u8> {
         1 => SHADES[0],
         _ => SHADES[1 + (share * (SHADES.len() - 2) as f64).round() as usize],
     })
-}
-
-/// Names of trajectories, the first and how many more.
-pub fn ends(labels: &[String]) -> String {
-    match labels {
-        [] => String::new(),
-        [only] => without_middle(only),
-        [first, more @ ..] => format!("{} and {} more", without_middle(first), more.len()),
-    }
-}
-
-fn shortened(text: &str) -> String {
-    match text.char_indices().nth(MAX_LABEL) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
-/// A long name keeps its end, too, by which rollouts differ.
-fn without_middle(name: &str) -> String {
-    let length = name.chars().count();
-    if length <= MAX_LABEL {
-        return name.to_owned();
-    }
-    let start: String = name.chars().take(MAX_LABEL / 2).collect();
-    let end: String = name.chars().skip(length - MAX_LABEL / 2).collect();
-    format!("{start}...{end}")
 }

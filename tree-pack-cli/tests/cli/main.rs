@@ -1,4 +1,4 @@
-//! The program `tree-pack`, run as a user runs it.
+//! Runs the program `tree-pack` as a user does.
 
 mod pack;
 
@@ -200,7 +200,7 @@ fn plots_are_png_or_svg() {
     succeed(&["stats", &file, "--plot", &png]);
     let bytes = fs::read(&png).unwrap();
     assert!(bytes.starts_with(b"\x89PNG\r\n\x1a\n"));
-    // Width and height stand in the header. The picture is not blank: it does not compress away.
+    // The header contains width and height. A blank picture would compress to far fewer bytes.
     assert_eq!(bytes[16..24], [0, 0, 0x04, 0x4c, 0, 0, 0x02, 0x30]);
     assert!(bytes.len() > 10_000);
     let svg = folder.path("active.svg");
@@ -278,7 +278,7 @@ fn reads_standard_input_and_survives_a_closed_pipe() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Far more is written than fits a pipe.
+    // The output is far larger than the buffer of a pipe.
     let mut start = [0; 1];
     child.stdout.take().unwrap().read_exact(&mut start).unwrap();
     let output = child.wait_with_output().unwrap();

@@ -1,4 +1,4 @@
-//! `tree-pack pack`, and what `stats` says about budgets.
+//! `tree-pack pack`, and the budgets of `tree-pack stats`.
 
 use serde_json::Value;
 use tree_pack::{
@@ -40,7 +40,7 @@ fn packs_are_those_of_the_library() {
     assert_eq!(summary[0]["unique_tokens"], 273_049);
 }
 
-/// Trees over the budget, as the library cuts them, and what it says about them.
+/// Trees over the budget: the program gives the packs and counts of the library.
 #[test]
 fn trees_over_the_budget_are_cut_as_asked() {
     let folder = Folder::new();
@@ -127,9 +127,9 @@ fn steps_go_to_a_folder_that_is_whole() {
     }
     assert_eq!(trajectories, 131);
     let message = fail(&command);
-    assert!(message.contains("exists already"), "{message}");
+    assert!(message.contains("already exists"), "{message}");
 
-    // The largest tree has 16,798 tokens: of a later step, nothing is left of earlier ones either.
+    // The largest tree has 16,798 tokens, in a later step; no files of earlier steps remain.
     let output = folder.path("failed");
     let message = fail(&[
         "pack",

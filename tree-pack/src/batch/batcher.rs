@@ -3,22 +3,23 @@
 use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::{Device, FloatDType};
 
-use crate::{Pack, PackedStep, TreeBatch};
+use super::tree_batch::TreeBatch;
+use crate::packs::{Pack, PackedStep};
 
 /// Collects packs into [`TreeBatch`]es for Burn's `DataLoader`.
 ///
-/// The packs of a batch must be of one optimizer step, since their weights contain its
-/// denominator. So if the items of the data loader are the packs of one step after the other, its
-/// batch size is the number of packs that every step has: with any other, sooner or later a batch
-/// has packs of two steps. And if it is smaller than that, what the learner calls a step is a part
-/// of one. Where steps have different numbers of packs, let the items be whole steps, as the
-/// program `learner` of the examples does.
+/// The packs of a batch must belong to one optimizer step, because their weights contain its
+/// denominator. If the items of the data loader are packs, every step must have the same number of
+/// packs, and the batch size must be this number: with a larger one, batches contain packs of two
+/// steps; with a smaller one, an update of the learner is only a part of a step. If steps have
+/// different numbers of packs, use whole steps as items, as the program `learner` of the examples
+/// does.
 ///
 /// # Panics
 /// As [`TreeBatch::new`]: with "pack 1 is of another optimizer step than pack 0: its weights have
 /// another denominator" if a batch has packs of two steps, and with "row 0 of pack 1 begins at
 /// depth 7, expected 0: its pack continues another one (see step_gradients)" if a pack is a part of
-/// a larger tree, which a batch cannot compute.
+/// a larger tree, which a batch cannot contain.
 ///
 /// # Example
 /// ```
@@ -62,7 +63,7 @@ impl Batcher<Pack, TreeBatch> for TreeBatcher {
     }
 }
 
-/// Items that are whole steps: a batch size of 1 makes each batch one optimizer step.
+/// Batches whole steps: with a batch size of 1, each batch is one optimizer step.
 impl Batcher<PackedStep, TreeBatch> for TreeBatcher {
     fn batch(&self, steps: Vec<PackedStep>, device: &Device) -> TreeBatch {
         let packs: Vec<Pack> = steps.into_iter().flat_map(|step| step.packs).collect();

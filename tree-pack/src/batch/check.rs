@@ -1,15 +1,15 @@
-//! Whether packs are a batch.
+//! Checks of the packs of a batch.
 
-use super::BatchError;
+use super::error::BatchError;
 use crate::layout::TreeLayout;
-use crate::occurrence::Occurrences;
-use crate::pack::Pack;
-use crate::packing::other_step;
+use crate::occurrences::Occurrences;
+use crate::packs::Pack;
+use crate::packs::other_step;
 
 /// A column that only some losses need.
 pub(super) type OptionalColumn = (&'static str, fn(&Occurrences) -> Option<&Vec<f32>>);
 
-/// Advantages, and log-probabilities of three kinds, by name.
+/// Names and columns of advantages and of the three kinds of log-probabilities.
 pub(super) const OPTIONAL_COLUMNS: [OptionalColumn; 4] = [
     ("advantages", |columns| columns.advantages.as_ref()),
     ("old log-probs", |columns| columns.old_log_probs.as_ref()),
@@ -21,7 +21,7 @@ pub(super) const OPTIONAL_COLUMNS: [OptionalColumn; 4] = [
     }),
 ];
 
-/// Checks all but whether packs continue others, and gives the length of the rows.
+/// Checks everything except whether packs continue others; returns the length of the rows.
 pub(super) fn check(packs: &[Pack]) -> Result<usize, BatchError> {
     let length = row_length(packs)?;
     for (number, pack) in packs.iter().enumerate() {
@@ -40,7 +40,7 @@ pub(super) fn check(packs: &[Pack]) -> Result<usize, BatchError> {
     Ok(length)
 }
 
-/// Checks that the first tokens of all paths are in their packs.
+/// Checks that every path begins in its own pack.
 pub(super) fn check_beginnings(packs: &[Pack]) -> Result<(), BatchError> {
     for (number, pack) in packs.iter().enumerate() {
         let rows = pack.layout.parents.iter().zip(&pack.layout.position_ids);
@@ -97,9 +97,9 @@ fn check_lengths(pack: usize, layout: &TreeLayout) -> Result<(), BatchError> {
     Ok(())
 }
 
-/// Checks that all packs were made for one form of loss and carry the same inputs.
+/// Checks that all packs have one loss form and carry the same inputs.
 fn check_kinds(packs: &[Pack]) -> Result<(), BatchError> {
-    // An empty pack says nothing about which columns the step has.
+    // An empty pack does not show which columns the step has.
     let packs = packs.iter().map(|pack| &pack.occurrences).enumerate();
     let trained: Vec<_> = packs.filter(|(_, columns)| !columns.is_empty()).collect();
     let Some(&(first, columns)) = trained.first() else {

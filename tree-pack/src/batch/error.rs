@@ -1,12 +1,12 @@
-//! Why packs are no batch.
+//! Errors of batches.
 
-use crate::occurrence::ColumnError;
+use crate::occurrences::ColumnError;
 
-/// Why packs do not become a [`super::TreeBatch`].
+/// Why a [`super::TreeBatch`] cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
-    /// A pack goes on where another one ends, but a batch has nothing before its rows.
+    /// A pack continues another one, but a batch has no past context.
     #[error(
         "row {row} of pack {pack} begins at depth {depth}, expected 0: its pack continues another \
          one (see step_gradients)"
@@ -35,11 +35,11 @@ pub enum BatchError {
     Occurrences {
         /// Index of the pack.
         pack: usize,
-        /// What is wrong.
+        /// The inconsistency.
         #[source]
         source: ColumnError,
     },
-    /// A column of the layout of a pack does not have one entry a token.
+    /// A column of a pack's layout does not have one entry per token.
     #[error("pack {pack}: layout: {column}: got {found} entries, expected {expected}")]
     Layout {
         /// Index of the pack.
@@ -51,8 +51,8 @@ pub enum BatchError {
         /// Number of tokens.
         expected: usize,
     },
-    /// A pack has more tokens than its row has places.
-    #[error("pack {pack}: a pack of {tokens} tokens has padded_len {padded_len}")]
+    /// A pack has more tokens than its padded length.
+    #[error("pack {pack}: padded_len is {padded_len}, expected at least {tokens}, its tokens")]
     PaddedLength {
         /// Index of the pack.
         pack: usize,
@@ -61,23 +61,23 @@ pub enum BatchError {
         /// Its `padded_len`.
         padded_len: usize,
     },
-    /// There are more rows than can be counted.
+    /// The batch has more rows than 32-bit indices allow.
     #[error("a batch of {rows} rows of {length} tokens exceeds the index range")]
     TooLarge {
-        /// Packs.
+        /// Number of packs.
         rows: usize,
-        /// Tokens of each, padding included.
+        /// Tokens of each pack, including padding.
         length: usize,
     },
-    /// A pack was made for another form of loss.
-    #[error("the packs of the batch were made for different forms of loss: see {pack} and {first}")]
+    /// The packs have different loss forms.
+    #[error("packs {first} and {pack} of the batch have different forms of loss")]
     LossForm {
         /// Index of the pack.
         pack: usize,
         /// Index of the first pack that trains something.
         first: usize,
     },
-    /// An input of the loss that only some of the packs have.
+    /// Only some of the packs have an input of the loss.
     #[error("only some packs of the batch carry {column}: pack {pack} has none")]
     MissingColumn {
         /// The input.

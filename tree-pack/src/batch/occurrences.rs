@@ -5,16 +5,19 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 
 use super::check::OPTIONAL_COLUMNS;
-use super::tensor_bytes;
-use crate::{BatchId, IndexMemory, LossForm, Occurrences, Pack};
+use crate::ids::BatchId;
+use crate::index_memory::IndexMemory;
+use crate::objective::LossForm;
+use crate::occurrences::Occurrences;
+use crate::packs::Pack;
 
 /// [`Occurrences`] of a whole batch as tensors of length `n`, in ascending order of row.
 #[derive(Clone, Debug)]
 pub struct OccurrenceBatch {
-    /// The batch whose rows make the predictions; `None` for occurrences put together by hand,
-    /// which cannot be checked to belong to the hidden states that they are used with.
+    /// The batch whose rows make the predictions; `None` for occurrences that were built by hand,
+    /// which cannot be checked against hidden states.
     pub batch: Option<BatchId>,
-    /// The form of loss that they were made for: decides what was merged.
+    /// The loss form of the step, which determines what was merged.
     pub loss_form: LossForm,
     /// `[n]` row in the flattened `[B * N]` batch.
     pub rows: Tensor<1, Int>,
@@ -22,7 +25,7 @@ pub struct OccurrenceBatch {
     pub targets: Tensor<1, Int>,
     /// `[n]` coefficients in the loss of the step.
     pub weights: Tensor<1>,
-    /// `[n]` number of original predictions that each entry stands for.
+    /// `[n]` number of original predictions in each entry.
     pub multiplicities: Tensor<1>,
     /// `[n]` trajectory index in the step.
     pub trajectories: Tensor<1, Int>,
@@ -36,11 +39,11 @@ pub struct OccurrenceBatch {
     pub ref_log_probs: Option<Tensor<1>>,
     /// `[n]` log-probabilities of the inference engine, if any.
     pub sampling_log_probs: Option<Tensor<1>>,
-    /// Host copy of `rows`, from which the head plans its projection.
+    /// Host copy of `rows`, for the plan of the head's projection.
     pub host_rows: Arc<Vec<u32>>,
-    /// Host copy of `targets`, by which they are compared with the size of the vocabulary.
+    /// Host copy of `targets`, for the check against the size of the vocabulary.
     pub host_targets: Arc<Vec<u32>>,
-    /// Host copy of `trajectories`, by which losses of whole trajectories plan their sums.
+    /// Host copy of `trajectories`, for the plan of sums over whole trajectories.
     pub host_trajectories: Arc<Vec<u32>>,
 }
 
@@ -55,7 +58,7 @@ impl OccurrenceBatch {
         self.host_rows.is_empty()
     }
 
-    /// Bytes of the tensors, and of the copies on the host.
+    /// Bytes of the tensors and of the copies on the host.
     pub fn index_memory(&self) -> IndexMemory {
         let integers = [
             &self.rows,
@@ -87,7 +90,7 @@ impl OccurrenceBatch {
         }
     }
 
-    /// Uploads the predictions of packs that were checked.
+    /// Uploads the predictions of checked packs.
     pub(super) fn new(packs: &[Pack], batch: BatchId, device: &Device, dtype: FloatDType) -> Self {
         let [_, row_length] = batch.dims();
         let columns = || packs.iter().map(|pack| &pack.occurrences);
@@ -142,4 +145,8 @@ impl OccurrenceBatch {
             host_trajectories: Arc::new(host_trajectories),
         }
     }
+}
+
+pub(super) fn tensor_bytes<const D: usize>(tensor: &Tensor<D, Int>) -> usize {
+    tensor.shape().num_elements() * tensor.dtype().size()
 }

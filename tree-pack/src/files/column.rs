@@ -1,13 +1,13 @@
-//! Columns of numbers as tensors of a file.
+//! Columns of numbers, stored as tensors of a file.
 
 use std::borrow::Cow;
 
 use safetensors::tensor::{Dtype, View};
 
-use crate::gateway::PastRun;
 use crate::layout::Segment;
+use crate::packs::PastRun;
 
-/// A number as stored: little-endian, whatever the machine.
+/// A number that is stored in little-endian order on every machine.
 pub trait Element: Copy {
     const DTYPE: Dtype;
     const SIZE: usize;
@@ -69,7 +69,7 @@ pub fn segment_column(name: String, segments: &[Segment]) -> Column {
     column
 }
 
-/// `[R, 6]`: pack, first row, end of the rows, position, first row that sees them, end of those.
+/// `[R, 6]`: pack, start and end of the rows, position, start and end of the rows that see them.
 pub fn run_column(name: String, runs: &[PastRun]) -> Column {
     let values = runs.iter().flat_map(|run| {
         let (rows, visible_to) = (&run.rows, &run.visible_to);

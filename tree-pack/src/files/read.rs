@@ -1,4 +1,4 @@
-//! Files to steps.
+//! Reads steps from files.
 
 use std::fs;
 use std::path::Path;
@@ -7,23 +7,24 @@ use safetensors::tensor::SafeTensors;
 use serde::Deserialize;
 
 use super::column::Element;
-use super::{
-    DATA_INDEX, Description, FileError, METADATA_KEY, PackDescription, SEGMENT, TRAINED_TOKENS,
+use super::description::{
+    DATA_INDEX, Description, METADATA_KEY, PackDescription, SEGMENT, TRAINED_TOKENS,
     TrajectoryDescription, VERSION,
 };
+use super::error::FileError;
 use crate::forest::MAX_ROWS;
-use crate::gateway::{Gateway, PastRun};
 use crate::ids::StepId;
 use crate::layout::{Segment, TreeLayout};
 use crate::objective::LossForm;
-use crate::occurrence::Occurrences;
-use crate::pack::Pack;
-use crate::packing::{PackedStep, StepTrajectory, validate_packs};
+use crate::occurrences::Occurrences;
+use crate::packs::Pack;
+use crate::packs::{Gateway, PastRun};
+use crate::packs::{PackedStep, StepTrajectory, validate_packs};
 use crate::trajectory::MAX_TOKEN_ID;
 
 impl PackedStep {
-    /// Reads a step and checks that it is consistent, so that it can be trained on as if it had
-    /// just been packed.
+    /// Reads a step and checks that it is consistent. It can be trained like a step that was just
+    /// packed.
     ///
     /// # Errors
     /// [`FileError`].
@@ -78,8 +79,12 @@ fn read_description(file: &Path, bytes: &[u8]) -> Result<Description, FileError>
         .metadata()
         .as_ref()
         .and_then(|metadata| metadata.get(METADATA_KEY));
-    let json = json.ok_or_else(|| failed(format!("no key {METADATA_KEY:?}: not packs")))?;
-    /// Read first, so that another version is named rather than misunderstood.
+    let json = json.ok_or_else(|| {
+        failed(format!(
+            "no key {METADATA_KEY:?}: the file contains no packs"
+        ))
+    })?;
+    /// Parsed first, so that an unknown version has its own error.
     #[derive(Deserialize)]
     struct Versioned {
         version: u32,
@@ -267,12 +272,12 @@ impl StepFile<'_> {
         }
     }
 
-    /// A tensor of one dimension, and of a given length.
+    /// The values of a one-dimensional tensor; `length` is checked if given.
     fn column<T: Element>(&self, name: &str, length: Option<usize>) -> Result<Vec<T>, FileError> {
         self.values(name, &[length])
     }
 
-    /// The values of a tensor whose shape is as given, as far as it is.
+    /// The values of a tensor; the given dimensions of `shape` are checked.
     fn values<T: Element>(&self, name: &str, shape: &[Option<usize>]) -> Result<Vec<T>, FileError> {
         let tensor = self.tensors.tensor(name);
         let tensor = tensor.map_err(|_| self.error(name, "nothing", "the tensor to be there"))?;

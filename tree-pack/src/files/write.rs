@@ -1,4 +1,4 @@
-//! Steps to files.
+//! Writes steps to files.
 
 use std::collections::HashMap;
 use std::fs;
@@ -6,20 +6,21 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use super::column::{Column, run_column, segment_column};
-use super::{
-    DATA_INDEX, Description, FileError, METADATA_KEY, PackDescription, SEGMENT, TRAINED_TOKENS,
+use super::description::{
+    DATA_INDEX, Description, METADATA_KEY, PackDescription, SEGMENT, TRAINED_TOKENS,
     TrajectoryDescription, VERSION,
 };
+use super::error::FileError;
 use crate::ids::StepId;
-use crate::pack::Pack;
-use crate::packing::PackedStep;
+use crate::packs::Pack;
+use crate::packs::PackedStep;
 
 impl PackedStep {
-    /// Writes the step to a file, which is replaced as a whole or not at all.
+    /// Writes the step to a file and replaces an existing one atomically.
     ///
     /// # Errors
-    /// [`FileError::Io`], and [`FileError::Safetensors`] if the header exceeds what the format
-    /// allows (100 MB).
+    /// [`FileError::Io`], and [`FileError::Safetensors`] if the header exceeds the limit of the
+    /// format (100 MB).
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), FileError> {
         let path = path.as_ref();
         let description =
@@ -133,7 +134,7 @@ fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // Temporary files are private; this one becomes an ordinary file.
+        // Temporary files are private, but this one becomes an ordinary file.
         builder.permissions(fs::Permissions::from_mode(0o666));
     }
     let mut file = builder.tempfile_in(folder.unwrap_or(Path::new(".")))?;

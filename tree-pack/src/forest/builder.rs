@@ -1,14 +1,14 @@
-//! Growing a compressed prefix tree, one sequence after another.
+//! Builds a compressed prefix tree, one sequence at a time.
 
 use rustc_hash::FxHashMap;
 
-use super::{Node, PrefixForest, Tree};
+use super::node::{Node, Tree};
+use super::prefix_forest::PrefixForest;
 use crate::counting_sort::counting_sort;
 
 const NO_NODE: u32 = u32::MAX;
 
-/// A node while the forest grows: tokens `start..end` of the sequence `source`, the first one
-/// through it.
+/// A node of an unfinished forest: tokens `start..end` of `source`, the first sequence through it.
 struct DraftNode {
     source: u32,
     start: u32,
@@ -16,7 +16,7 @@ struct DraftNode {
     parent: u32,
 }
 
-/// Inserts sequences one by one, in time linear in their tokens.
+/// Inserts sequences one by one, in time linear in the number of tokens.
 pub(super) struct Builder<'a> {
     sequences: Vec<&'a [u32]>,
     nodes: Vec<DraftNode>,
@@ -79,8 +79,8 @@ impl<'a> Builder<'a> {
         (self.nodes.len() - 1) as u32
     }
 
-    /// Moves the first `length` tokens of `node` into a new node above it. The lower part keeps
-    /// the number, so that its children and the sequences that end there need no change.
+    /// Moves the first `length` tokens of `node` into a new node above it. The lower part keeps its
+    /// number, so that its children and the sequences that end there remain valid.
     fn split(&mut self, key: (u32, u32), node: u32, length: usize) -> u32 {
         let DraftNode {
             source,
@@ -98,7 +98,7 @@ impl<'a> Builder<'a> {
         upper
     }
 
-    /// Numbers the nodes depth first, without recursion: paths may be very deep.
+    /// Numbers the nodes in depth-first order, without recursion, since paths may be very deep.
     pub(super) fn finish(self, task_id: String, trajectories: Vec<u32>) -> PrefixForest {
         let Self {
             sequences,
@@ -144,7 +144,7 @@ impl<'a> Builder<'a> {
             });
             stack.extend(children.of(draft).iter().rev());
         }
-        // Descendants follow their ancestors, so going backwards each subtree is complete.
+        // Descendants follow their ancestors, so each subtree is complete in a backward pass.
         for number in (0..forest.nodes.len()).rev() {
             let Node {
                 parent,
@@ -175,7 +175,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Children of every draft node in order of their first sequences, as one array with offsets.
+/// Children of every draft node, in order of their first sequences, in one array with offsets.
 struct ChildLists {
     offsets: Vec<u32>,
     children: Vec<u32>,
@@ -206,7 +206,7 @@ impl ChildLists {
     }
 }
 
-/// List 0 holds the roots.
+/// List 0 contains the roots.
 fn list_of(node: u32) -> usize {
     if node == NO_NODE {
         0

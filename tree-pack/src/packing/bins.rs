@@ -3,14 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
-/// Best-fit decreasing: the largest item first, each into the fullest bin that still holds it.
-/// Bins are in order of their first items, items in order of their numbers.
+/// Best-fit decreasing: puts the items, in descending order of size, each into the fullest bin with
+/// enough room. Bins are in the order of their first items, items in ascending order.
 pub fn fill_bins(sizes: &[usize], budget: usize) -> Vec<Vec<u32>> {
     fill_bins_beside(sizes, budget, 0).1
 }
 
-/// Bins whose number is a multiple of `ranks`, if there are so many items, and whose sizes are
-/// even: the largest item first, each into the emptiest bin.
+/// As [`fill_bins`], but the number of bins is a multiple of `ranks` if there are enough items, and
+/// their sizes are even: items, in descending order of size, each go into the emptiest bin.
 pub fn fill_bins_evenly(sizes: &[usize], budget: usize, ranks: usize) -> Vec<Vec<u32>> {
     let fewest = fill_bins(sizes, budget);
     let count = fewest.len().next_multiple_of(ranks).min(sizes.len());
@@ -46,14 +46,14 @@ fn largest_first(sizes: &[usize]) -> Vec<u32> {
     order
 }
 
-/// Bins, none of which is empty, in order of their first items.
+/// Sorts non-empty bins by their first items.
 fn in_order(mut bins: Vec<Vec<u32>>) -> Vec<Vec<u32>> {
     bins.iter_mut().for_each(|bin| bin.sort_unstable());
     bins.sort_unstable_by_key(|bin| bin[0]);
     bins
 }
 
-/// As [`fill_bins`], beside a bin that has some room already; what goes there comes first.
+/// As [`fill_bins`], with one more bin that has `room` left. Returns its items first.
 pub fn fill_bins_beside(sizes: &[usize], budget: usize, room: usize) -> (Vec<u32>, Vec<Vec<u32>>) {
     let mut bins: Vec<Vec<u32>> = vec![Vec::new()];
     let mut open = BTreeSet::from([(room, 0)]);

@@ -1,11 +1,11 @@
-//! What can be wrong with a step.
+//! Errors of packing a step.
 
 use std::fmt;
 
 use crate::forest::MAX_ROWS;
 use crate::objective::ObjectiveError;
 
-/// One occurrence, in words.
+/// Names one occurrence in messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OccurrenceName {
     /// Index of the trajectory in the data set.
@@ -48,7 +48,7 @@ pub enum PackError {
         /// What was expected.
         expected: String,
     },
-    /// A tree has more tokens than fit a pack.
+    /// A tree has more tokens than the budget.
     #[error(
         "task {task_id:?}: its tree {tree} has {tokens} tokens ({trajectories} trajectories, \
          longest path {longest_path}), over the budget of {token_budget} tokens a pack: raise the \
@@ -68,10 +68,11 @@ pub enum PackError {
         /// The budget.
         token_budget: usize,
     },
-    /// [`crate::Partitioning::RepeatedPrefixes`] keeps paths whole, and one does not fit a pack.
+    /// [`crate::Partitioning::RepeatedPrefixes`] does not cut paths, and a path has more tokens
+    /// than the budget.
     #[error(
         "task {task_id:?}: a path of its tree {tree} has {tokens} tokens, over the budget of \
-         {token_budget} tokens a pack; only parts with gateways cut paths"
+         {token_budget} tokens a pack; only a partitioning with gateways cuts paths"
     )]
     PathOverBudget {
         /// The task.
@@ -83,23 +84,27 @@ pub enum PackError {
         /// The budget.
         token_budget: usize,
     },
-    /// The step has more tokens or trajectories than can be counted.
+    /// The step has more trajectories than 32-bit indices allow.
     #[error("the step has {count} {what}, at most {MAX_ROWS} are supported")]
     TooLarge {
-        /// What there is too much of.
+        /// What exceeds the limit.
         what: &'static str,
-        /// How much.
+        /// The number of them.
         count: usize,
     },
     /// A forest was not built from these trajectories.
-    #[error("the forest of task {task_id:?} does not belong to these trajectories: see {index}")]
+    #[error(
+        "the forest of task {task_id:?} was not built from these trajectories: trajectory {index} \
+         differs"
+    )]
     ForeignForest {
         /// The task.
         task_id: String,
         /// Index in the data set at which they differ.
         index: usize,
     },
-    /// An input is given for some trajectories of the step and not for others, or is needed.
+    /// A trajectory lacks an input that the loss requires or that other trajectories of the step
+    /// have.
     #[error(
         "trajectory {index} (task {task_id:?}, rollout {rollout_id:?}) has no {input}, which {why}"
     )]
@@ -112,10 +117,10 @@ pub enum PackError {
         rollout_id: String,
         /// The input.
         input: &'static str,
-        /// Who needs it.
+        /// Why the input is needed.
         why: &'static str,
     },
-    /// [`crate::Objective::PerPath`] merges occurrences, but the loss tells them apart.
+    /// [`crate::Objective::PerPath`] merges occurrences, but the loss distinguishes them.
     #[error(
         "task {task_id:?}: {first} and {second} cannot be merged: {difference}. Use the objective \
          PerOccurrence"
@@ -127,10 +132,10 @@ pub enum PackError {
         first: Box<OccurrenceName>,
         /// The first occurrence that shares its row and target, but not its inputs.
         second: Box<OccurrenceName>,
-        /// In what they differ.
+        /// How they differ.
         difference: String,
     },
-    /// The objective cannot be used.
+    /// The objective or aggregation is not defined for the step.
     #[error(transparent)]
     Objective(#[from] ObjectiveError),
 }

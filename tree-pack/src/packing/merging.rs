@@ -1,51 +1,45 @@
-//! Whether the occurrences of a `(row, target)` may become one.
+//! Whether the occurrences of each `(row, target)` can be merged.
 
 use rayon::prelude::*;
 
-use super::{OccurrenceName, PackError};
-use crate::objective::{LossForm, Objective};
-use crate::occurrence::{INPUT_NAMES, StepForest, StepRules};
+use super::counted::{CountedForest, CountedStep};
+use super::error::{OccurrenceName, PackError};
+use crate::objective::LossForm;
+use crate::occurrences::{INPUT_NAMES, Inputs};
 use crate::trajectory::Trajectory;
 
 /// The first occurrence that cannot be merged with an earlier one, as an error.
-pub(super) fn find_unmergeable(rules: &StepRules, forests: &[StepForest]) -> Option<PackError> {
-    if !rules.loss.carries_inputs() || rules.objective == Objective::Unique {
-        return None;
-    }
-    forests.par_iter().find_map_first(|step_forest| {
-        let StepForest {
+pub fn find_unmergeable(step: &CountedStep, loss: LossForm, inputs: Inputs) -> Option<PackError> {
+    step.forests.par_iter().find_map_first(|counted| {
+        let &CountedForest {
             forest,
-            first_trained,
+            ref first_trained,
             ..
-        } = step_forest;
+        } = counted;
         if forest.is_flat() {
-            // Every prediction has a row of its own. A loss of trajectories merges nothing.
+            // Every prediction has its own row, so there is nothing to merge.
             return None;
         }
         let data_index = |number: u32| forest.trajectories()[number as usize] as usize;
         for number in 0..forest.trajectories().len() as u32 {
-            let trajectory = &rules.trajectories[data_index(number)];
+            let trajectory = &step.trajectories[data_index(number)];
             let mut found = None;
             forest.for_each_trained(number as usize, &trajectory.loss_mask, |row, index| {
                 let first = first_trained[row];
                 if found.is_some() || first == number {
                     return;
                 }
-                let other = &rules.trajectories[data_index(first)];
-                found =
-                    difference(rules, other, trajectory, index).map(|text| (first, index, text));
+                let other = &step.trajectories[data_index(first)];
+                found = difference(loss, inputs, [other, trajectory], index)
+                    .map(|text| (first, index, text));
             });
             if let Some((first, token_index, difference)) = found {
                 let name = |number| {
-                    let Trajectory {
-                        rollout_id,
-                        segment,
-                        ..
-                    } = &rules.trajectories[data_index(number)];
+                    let trajectory = &step.trajectories[data_index(number)];
                     Box::new(OccurrenceName {
                         data_index: data_index(number),
-                        rollout_id: rollout_id.clone(),
-                        segment: *segment,
+                        rollout_id: trajectory.rollout_id.clone(),
+                        segment: trajectory.segment,
                         token_index,
                     })
                 };
@@ -61,17 +55,17 @@ pub(super) fn find_unmergeable(rules: &StepRules, forests: &[StepForest]) -> Opt
     })
 }
 
-/// In what two occurrences of one target differ as far as the loss can tell.
+/// How the occurrences of one target in two trajectories differ, as far as the loss depends on it.
 fn difference(
-    rules: &StepRules,
-    first: &Trajectory,
-    second: &Trajectory,
+    loss: LossForm,
+    inputs: Inputs,
+    trajectories: [&Trajectory; 2],
     index: usize,
 ) -> Option<String> {
-    if rules.loss == LossForm::PerTrajectory {
+    if loss == LossForm::PerTrajectory {
         return Some("the loss depends on whole trajectories".to_owned());
     }
-    let [first, second] = [first, second].map(|trajectory| rules.inputs.of(trajectory, index));
+    let [first, second] = trajectories.map(|trajectory| inputs.of(trajectory, index));
     let differing = (0..INPUT_NAMES.len()).find(|&input| first[input] != second[input])?;
     let [first, second] =
         [first, second].map(|values| values[differing].map_or("none".into(), |v| v.to_string()));

@@ -1,10 +1,10 @@
-//! Any JSON value that a field may turn out to hold.
+//! Any JSON value that a field may contain.
 
 use std::fmt;
 
 use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Any JSON value; lists and objects without their content.
+/// Any JSON value; lists and objects without their contents.
 pub enum Value {
     Null,
     Bool(bool),
@@ -17,7 +17,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// The value as a finite f64 that is finite as f32, too.
+    /// The value as an f64, if it is finite in f32.
     pub fn as_number(&self) -> Option<f64> {
         let number = match *self {
             Self::Unsigned(value) => value as f64,
@@ -36,7 +36,7 @@ impl fmt::Display for Value {
             Self::Bool(value) => value.fmt(formatter),
             Self::Unsigned(value) => value.fmt(formatter),
             Self::Signed(value) => value.fmt(formatter),
-            // Debug keeps the point or exponent that shows why it is not an integer.
+            // Debug prints the point or exponent, which shows why the value is not an integer.
             Self::Float(value) => fmt::Debug::fmt(value, formatter),
             Self::Text(text) => fmt::Debug::fmt(text, formatter),
             Self::List => formatter.write_str("a list"),

@@ -1,10 +1,11 @@
-//! Message form: one conversation a line, as the agent recorded it.
+//! Message form: one conversation per line, as the agent recorded it.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::{FieldError, JsonLines, ReadError};
+use crate::reader::{JsonLines, ReadError};
+use crate::trajectory::FieldError;
 
 /// A recorded rollout as messages.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,7 +16,7 @@ pub struct Conversation {
     pub rollout_id: String,
     /// Messages in order; each has at least a `role`.
     pub messages: Vec<Map<String, Value>>,
-    /// Schemas of the tools the agent had; `None` if the line does not say.
+    /// Schemas of the agent's tools; `None` if the line has no such field.
     pub tools: Option<Value>,
     /// Reward of the rollout.
     pub reward: Option<f32>,
@@ -23,9 +24,9 @@ pub struct Conversation {
     pub advantage: Option<f32>,
     /// Weight of the rollout; 1 where not given.
     pub weight: f64,
-    /// The file the rollout was read from.
+    /// The file that contains the rollout.
     pub file: PathBuf,
-    /// Its line there, from 1.
+    /// Its line in the file, from 1.
     pub line: u64,
 }
 
@@ -98,8 +99,8 @@ impl Conversation {
 
 /// Reads a message file line by line, in bounded memory.
 ///
-/// After the error of a line the next call goes on with the next line; after [`ReadError::Io`] and
-/// [`ReadError::LineTooLong`] the iterator ends.
+/// After an error in a line, the next call continues with the next line. [`ReadError::Io`] and
+/// [`ReadError::LineTooLong`] end the iterator.
 pub struct ConversationReader {
     lines: JsonLines,
     failed: bool,
@@ -114,7 +115,7 @@ impl ConversationReader {
         })
     }
 
-    /// Reads from lines already opened.
+    /// Reads from lines that are already open.
     pub fn new(lines: JsonLines) -> Self {
         Self {
             lines,

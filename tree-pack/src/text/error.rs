@@ -1,10 +1,10 @@
-//! What can be wrong with templates, tokenizers and messages.
+//! Errors of templates, tokenizers and messages.
 
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::ReadError;
+use crate::reader::ReadError;
 
 /// An error of reading, rendering or tokenising message trajectories.
 #[derive(Debug, Error)]
@@ -15,7 +15,7 @@ pub enum TextError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// A configuration file is not JSON.
@@ -45,12 +45,12 @@ pub enum TextError {
         /// What went wrong, such as the message of `raise_exception`.
         problem: String,
     },
-    /// The template's turns have no form that can be tokenised block by block.
+    /// The turns of the template cannot be tokenised block by block.
     #[error("{origin}: {problem}")]
     TurnFormat {
         /// File name of the template.
         origin: String,
-        /// What was looked for and not found.
+        /// What was expected and not found.
         problem: String,
     },
     /// A tokenizer could not be loaded, or failed on a text.
@@ -71,7 +71,7 @@ pub enum TextError {
         /// What was expected.
         problem: String,
     },
-    /// A message file cannot be read, or one of its conversations not be rendered or tokenised.
+    /// A message file cannot be read, or one of its conversations cannot be rendered or tokenised.
     #[error(transparent)]
     Messages(#[from] ReadError),
 }

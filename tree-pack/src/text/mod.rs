@@ -1,7 +1,7 @@
-//! Message trajectories to token trajectories: chat templates and tokenisation.
+//! Converts message trajectories to token trajectories: chat templates and tokenisation.
 //!
-//! [`ConversationReader`] reads message files, [`ChatTemplate`] renders each turn as a client
-//! would send it, [`ConversationTokenizer`] turns the renderings into [`crate::Trajectory`]s.
+//! [`ConversationReader`] reads message files, [`ChatTemplate`] renders each turn as a client would
+//! send it, [`ConversationTokenizer`] converts the rendered text to [`crate::Trajectory`]s.
 
 mod conversation;
 mod error;

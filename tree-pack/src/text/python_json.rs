@@ -1,4 +1,4 @@
-//! JSON text as Python's `json.dumps` writes it, which is what chat templates see in `tojson`.
+//! JSON text as Python's `json.dumps` writes it: the output of `tojson` in chat templates.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 #[derive(Clone, Debug)]
 pub(crate) struct JsonStyle {
     pub ensure_ascii: bool,
-    /// Text of one level; `None` writes everything on one line.
+    /// Indentation of one level; `None` writes everything on one line.
     pub indent: Option<String>,
     pub item_separator: String,
     pub key_separator: String,
@@ -26,7 +26,7 @@ impl JsonStyle {
     }
 }
 
-/// Writes `value` with the keys in their own order (unless `sort_keys`).
+/// Writes `value`; keys keep their order unless `sort_keys` is set.
 pub(crate) fn dumps(value: &Value, style: &JsonStyle) -> String {
     let mut writer = Writer {
         out: String::new(),
@@ -127,8 +127,8 @@ impl Writer<'_> {
     }
 }
 
-/// `repr` of a finite Python float: the shortest digits that read back, positional for
-/// exponents from -4 to 15.
+/// `repr` of a finite Python float: the shortest digits that parse to the same value, in positional
+/// notation for exponents from -4 to 15.
 pub(crate) fn python_float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let Some((mantissa, exponent)) = scientific.split_once('e') else {
@@ -153,7 +153,7 @@ pub(crate) fn python_float(value: f64) -> String {
 mod tests {
     use super::*;
 
-    /// Left: JSON read; right: what CPython 3.12 prints for `json.dumps(.., ensure_ascii=False)`.
+    /// Left: JSON input; right: the output of `json.dumps(.., ensure_ascii=False)` in CPython 3.12.
     #[test]
     fn equals_json_dumps() {
         for (input, expected) in [

@@ -27,12 +27,12 @@ const SPECIAL_TOKENS: [&str; 7] = [
 
 const TEMPLATE_NAME: &str = "chat_template";
 
-/// A compiled chat template and the variables given to every rendering.
+/// A compiled chat template and the variables of every rendering.
 ///
 /// The dialect: `trim_blocks`, `lstrip_blocks`, `break` and `continue`, Python's methods of
 /// strings, lists and dicts, `namespace`, negative slice steps, `raise_exception(message)`,
-/// `strftime_now(format)`, `tojson` as `json.dumps(.., ensure_ascii=False)` prints it, and
-/// `{% generation %}` blocks (which render their content; the loss mask does not come from them).
+/// `strftime_now(format)`, `tojson` as `json.dumps(.., ensure_ascii=False)` prints it, and `{%
+/// generation %}` blocks (which render their content; the loss mask does not depend on them).
 ///
 /// ```
 /// # use tree_pack::text::ChatTemplate;
@@ -60,7 +60,7 @@ impl ChatTemplate {
     /// Reads a template from a Jinja file or, if the name ends in `.json`, from the
     /// `chat_template` of a `tokenizer_config.json` together with its special tokens.
     ///
-    /// Where the configuration holds several named templates, the one called `default` is taken.
+    /// If the configuration contains several named templates, the one named `default` is used.
     pub fn from_file(path: &Path) -> Result<Self, TextError> {
         let text = fs::read_to_string(path).map_err(|error| TextError::read(path, error))?;
         let origin = path.display().to_string();
@@ -91,8 +91,8 @@ impl ChatTemplate {
         self
     }
 
-    /// Fixes the local time that `strftime_now` formats (`2025-01-31` or `2025-01-31T12:00:00`),
-    /// so that a run recorded on that day is rendered as it was.
+    /// Sets the local time that `strftime_now` formats (`2025-01-31` or `2025-01-31T12:00:00`), so
+    /// that a recorded run is rendered as on the day of recording.
     pub fn with_now(mut self, now: &str) -> Result<Self, TextError> {
         let now: DateTime = now
             .parse()
@@ -125,12 +125,13 @@ impl ChatTemplate {
         self.render_values(&messages, &Value::from(Serde(tools)), add_generation_prompt)
     }
 
-    /// File name, or what stands for one in errors.
+    /// File name, or its substitute in errors.
     pub(crate) fn origin(&self) -> &str {
         &self.origin
     }
 
-    /// [`Self::render`] of values already converted, so that a conversation is converted once.
+    /// As [`Self::render`], with values that are already converted, so that a conversation is
+    /// converted only once.
     pub(crate) fn render_values(
         &self,
         messages: &[Value],
@@ -194,7 +195,7 @@ impl ChatTemplate {
 
     fn with_config(mut self, config: &serde_json::Value) -> Self {
         for name in SPECIAL_TOKENS {
-            // A token is its text, or an `AddedToken` object that holds the text.
+            // A token is a text, or an `AddedToken` object that contains the text.
             let token = match &config[name] {
                 serde_json::Value::Object(token) => token.get("content"),
                 token => Some(token),
@@ -274,8 +275,8 @@ fn to_json(value: &Value, indent: Option<Value>, arguments: Kwargs) -> Result<Va
     Ok(Value::from_safe_string(dumps(&json, &style)))
 }
 
-/// Turns the tags `generation` and `endgeneration`, an extension of `transformers`, into an
-/// `if` that always holds; their whitespace control stays.
+/// Replaces the tags `generation` and `endgeneration`, an extension of `transformers`, by an `if`
+/// that is always true; their whitespace control is kept.
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

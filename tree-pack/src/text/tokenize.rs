@@ -1,4 +1,4 @@
-//! Conversations to token trajectories, turn by turn as a client would send them.
+//! Converts conversations to token trajectories, turn by turn, as a client would send them.
 
 use std::ops::Range;
 
@@ -14,21 +14,22 @@ use super::tokenizer::TextTokenizer;
 use super::tools::ToolSchemas;
 use super::turn_format::TurnFormat;
 use super::view::MessageView;
-use crate::{Advantage, FieldError, ReadError, Trajectory};
+use crate::reader::ReadError;
+use crate::trajectory::{Advantage, FieldError, Trajectory};
 
-/// Conversations rendered and tokenised at the same time, at most.
+/// Largest number of conversations in one parallel chunk.
 const CHUNK_CONVERSATIONS: usize = 256;
-/// Messages rendered and tokenised at the same time, at most (by one conversation more).
+/// Number of messages after which a parallel chunk ends; the last conversation may exceed it.
 const CHUNK_MESSAGES: usize = 4096;
 
 /// Renders and tokenises conversations.
 ///
-/// Every assistant turn is rendered as a client that sends the whole conversation again would:
-/// the prompt ends with the header of the assistant's turn, the completion is what the template
-/// then adds up to the end marker. As long as a turn's prompt begins with all tokens so far, the
-/// turn extends the trajectory; where it does not, as when a template strips the reasoning of
-/// earlier turns, the rollout continues in a new segment. Completions and their end markers are
-/// trained, nothing else is.
+/// Every assistant turn is rendered as if a client sent the whole conversation again. The prompt
+/// ends with the header of the assistant's turn; the completion is the text that the template then
+/// adds, up to the end marker. If a turn's prompt begins with all tokens so far, the turn extends
+/// the trajectory. If it does not, for example because the template removes the reasoning of
+/// earlier turns, the turn begins a new segment of the rollout. Only completions and their end
+/// markers are trained.
 #[derive(Clone, Debug)]
 pub struct ConversationTokenizer {
     /// The chat template.
@@ -37,14 +38,14 @@ pub struct ConversationTokenizer {
     pub tokenizer: TextTokenizer,
     /// How the template delimits turns.
     pub format: TurnFormat,
-    /// Which fields of messages the template is given.
+    /// The fields of messages that the template receives.
     pub view: MessageView,
-    /// Tools of conversations that do not carry their own.
+    /// Tools for conversations that do not contain their own.
     pub tools: ToolSchemas,
 }
 
 impl ConversationTokenizer {
-    /// Detects the turn format; messages are viewed by their standard fields, without tools.
+    /// Detects the turn format. Messages have the standard fields; there are no tools.
     pub fn new(template: ChatTemplate, tokenizer: TextTokenizer) -> Result<Self, TextError> {
         let format = TurnFormat::detect(&template, &tokenizer)?;
         Ok(Self {
@@ -56,8 +57,7 @@ impl ConversationTokenizer {
         })
     }
 
-    /// The segments of one conversation, in order. There are none if it has no assistant turn
-    /// to train.
+    /// The segments of one conversation, in order; none if it has no trained assistant turn.
     pub fn tokenize(&self, conversation: &Conversation) -> Result<Vec<Trajectory>, TextError> {
         self.tokenize_with(conversation, &mut PieceCache::new(&self.tokenizer))
     }
@@ -121,10 +121,10 @@ impl ConversationTokenizer {
         Ok(trajectories(conversation, segments)?)
     }
 
-    /// Tokenises conversations in parallel and gives each one's trajectories to `consume`, in the
-    /// order of the conversations.
+    /// Tokenises conversations in parallel and passes their trajectories to `consume`, in the order
+    /// of the conversations.
     ///
-    /// At most some hundred conversations are in memory at a time. Stops at the first error.
+    /// At most a few hundred conversations are in memory at a time. Stops at the first error.
     pub fn tokenize_all<E: From<TextError>>(
         &self,
         conversations: impl IntoIterator<Item = Result<Conversation, ReadError>>,
@@ -162,7 +162,8 @@ impl ConversationTokenizer {
         }
     }
 
-    /// Content may be a list of parts, which many templates leave out without a word.
+    /// Content may be a list of parts. Many templates silently omit such content, so this is an
+    /// error.
     fn check_parts(
         &self,
         conversation: &Conversation,
@@ -189,8 +190,9 @@ impl ConversationTokenizer {
         Ok(())
     }
 
-    /// Token ids of a rendered prompt, each block by itself: its text is one piece, but an
-    /// assistant block's header and content are two, as when the content was generated.
+    /// Token ids of a rendered prompt, one block at a time. The text of a block is tokenised as one
+    /// piece; the header and content of an assistant block are two pieces, because the content was
+    /// generated after the header.
     fn encode_blocks(&self, text: &str, pieces: &mut PieceCache) -> Result<Vec<u32>, TextError> {
         let TurnFormat {
             start,
@@ -213,7 +215,7 @@ impl ConversationTokenizer {
                 }
                 None => pieces.encode(block, &mut tokens)?,
             }
-            // The last block of a prompt is left open.
+            // The last block of a prompt has no end marker.
             let Some(after) = after else {
                 return Ok(tokens);
             };
@@ -225,8 +227,8 @@ impl ConversationTokenizer {
     }
 }
 
-/// Pieces of text already encoded: those of a conversation come again in the prompt of every turn,
-/// its first ones in other conversations, too.
+/// Cache of encoded pieces of text. The pieces of a conversation recur in the prompt of every turn,
+/// and its first pieces also recur in other conversations.
 struct PieceCache<'a> {
     tokenizer: &'a TextTokenizer,
     tokens: FxHashMap<String, Vec<u32>>,
@@ -244,7 +246,7 @@ impl<'a> PieceCache<'a> {
         }
     }
 
-    /// Forgets everything if it has become too much.
+    /// Clears the cache if it exceeds the limit.
     fn limit(&mut self) {
         if self.bytes > Self::MAX_BYTES {
             self.tokens.clear();
@@ -265,7 +267,8 @@ impl<'a> PieceCache<'a> {
     }
 }
 
-/// Extends the last segment by a turn if the prompt begins with all of it; else opens a new one.
+/// Extends the last segment by a turn if the prompt begins with the whole segment; otherwise begins
+/// a new one.
 fn append_turn(segments: &mut Vec<(Vec<u32>, Vec<bool>)>, prompt: &[u32], completion: &[u32]) {
     let extends = segments
         .last()

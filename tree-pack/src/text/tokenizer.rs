@@ -13,7 +13,8 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// A tokenizer read from `tokenizer.json`, which may be gzipped.
 ///
-/// Special tokens written out in a text are read as such, as `transformers` does; none are added.
+/// Special tokens that a text spells out become special tokens, as in `transformers`; none are
+/// added.
 #[derive(Clone, Debug)]
 pub struct TextTokenizer {
     tokenizer: Tokenizer,
@@ -36,7 +37,8 @@ impl TextTokenizer {
             problem: format!("not a tokenizer.json: {error}"),
         };
         let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(problem)?;
-        // Some files carry the settings of an inference server; a trajectory is never cut or filled.
+        // Some files contain truncation and padding settings of an inference server. Trajectories
+        // use neither.
         tokenizer.with_truncation(None).map_err(problem)?;
         tokenizer.with_padding(None);
         Ok(Self {

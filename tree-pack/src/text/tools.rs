@@ -1,4 +1,4 @@
-//! Tool schemas kept in a file beside the messages.
+//! Tool schemas in a separate file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,9 +7,10 @@ use serde_json::{Map, Value};
 
 use super::conversation::Conversation;
 use super::error::TextError;
-use crate::{FieldError, ReadError};
+use crate::reader::ReadError;
+use crate::trajectory::FieldError;
 
-/// Tool schemas of conversations that do not carry their own.
+/// Tool schemas for conversations that do not contain their own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum ToolSchemas {
     /// No tools.
@@ -19,7 +20,7 @@ pub enum ToolSchemas {
     Shared(Value),
     /// A list for each task.
     PerTask {
-        /// The file they were read from.
+        /// The file that contains them.
         file: PathBuf,
         /// Task id to list.
         tasks: Map<String, Value>,
@@ -49,10 +50,10 @@ impl ToolSchemas {
         }
     }
 
-    /// The tools of a conversation: its own, or else those of the file.
+    /// The tools of a conversation: its own, otherwise those of the file.
     ///
     /// # Errors
-    /// If the file has a list for each task, but none for this one.
+    /// [`TextError`] if the file has a list for each task, but none for this task.
     pub(super) fn of<'a>(
         &'a self,
         conversation: &'a Conversation,

@@ -6,7 +6,8 @@ use super::error::TextError;
 use super::template::ChatTemplate;
 use super::tokenizer::TextTokenizer;
 
-/// The text around turns: `start` role and content `end`, as in `<|im_start|>user\n...<|im_end|>`.
+/// The text around turns: `start`, role and content, `end`, as in
+/// `<|im_start|>user\n...<|im_end|>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TurnFormat {
     /// Token that opens a block.
@@ -14,11 +15,11 @@ pub struct TurnFormat {
     /// Token that closes a block.
     pub end: Marker,
     /// What follows `start` in an assistant block before the content, such as `assistant\n`; empty
-    /// where `start` itself names the role.
+    /// if `start` itself names the role.
     pub assistant_header: String,
 }
 
-/// A token with a meaning of its own.
+/// A special token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Marker {
     /// The token's text.
@@ -29,11 +30,11 @@ pub struct Marker {
 
 impl TurnFormat {
     /// Finds the format of `template`: the token that opens its generation prompt, the token that
-    /// follows an assistant's content, and the header between.
+    /// follows an assistant's content, and the header between them.
     ///
     /// # Errors
-    /// If the template adds no generation prompt, or if its turns are not opened and closed by
-    /// added tokens of the tokenizer.
+    /// [`TextError`] if the template adds no generation prompt, or if added tokens of the tokenizer
+    /// do not open and close its turns.
     pub fn detect(template: &ChatTemplate, tokenizer: &TextTokenizer) -> Result<Self, TextError> {
         const QUESTION: &str = "Question-7f3a";
         const ANSWER: &str = "Answer-7f3a";
@@ -61,16 +62,16 @@ impl TurnFormat {
                 problem("`add_generation_prompt` appends nothing to the conversation")
             })?;
         let start = marker(opening).ok_or_else(|| {
-            problem("the generation prompt does not begin with a token of the tokenizer's own")
+            problem("the generation prompt does not begin with an added token of the tokenizer")
         })?;
-        let (_, after) = history
-            .split_once(ANSWER)
-            .ok_or_else(|| problem("an assistant's content is not rendered as it stands"))?;
+        let (_, after) = history.split_once(ANSWER).ok_or_else(|| {
+            problem("the template does not render the content of an assistant unchanged")
+        })?;
         let end = marker(after).ok_or_else(|| {
-            problem("an assistant's content is not followed by a token of the tokenizer's own")
+            problem("no added token of the tokenizer follows an assistant's content")
         })?;
-        // Both the prompt and the history may go on with a reasoning block: what they have in
-        // common is cut where the header of a user's turn ends.
+        // A reasoning block may follow in both the prompt and the history. Their common part
+        // therefore ends where the header of a user's turn ends.
         let header_before = |text: &str| {
             let (before, _) = history.split_once(text)?;
             Some(before.rsplit_once(&start.text)?.1.to_owned())

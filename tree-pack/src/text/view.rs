@@ -1,18 +1,18 @@
-//! Which fields of a recorded message the template is given.
+//! The fields of a recorded message that the template receives.
 
 use serde_json::{Map, Value};
 
-use crate::FieldError;
+use crate::trajectory::FieldError;
 
-/// Which fields of assistant messages hold what the model wrote.
+/// Names of the fields that contain the output of the model in assistant messages.
 ///
-/// Recordings differ: the text may be in `content`, or split in an `action` and a `thought`.
+/// Recordings differ: the text may be in `content`, or split into an `action` and a `thought`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MessageView {
     /// Field of assistant messages that the template sees as `content`.
     pub content_field: String,
-    /// Field of assistant messages that the template sees as `reasoning_content`; `None` leaves
-    /// the reasoning out.
+    /// Field of assistant messages that the template sees as `reasoning_content`; `None` omits the
+    /// reasoning.
     pub reasoning_field: Option<String>,
     /// Assistant messages in which this field is `true` are context that is not trained, such as
     /// a demonstration.
@@ -34,12 +34,12 @@ const CONTENT: &str = "content";
 const REASONING: &str = "reasoning_content";
 
 impl MessageView {
-    /// Whether the message is a turn to train.
+    /// Whether the message is a trained turn.
     pub(super) fn is_trained(&self, message: &Map<String, Value>) -> bool {
         is_assistant(message) && message.get(&self.context_field) != Some(&true.into())
     }
 
-    /// The content that the template is given.
+    /// The content that the template receives.
     pub(super) fn content<'a>(&self, message: &'a Map<String, Value>) -> Option<&'a Value> {
         message.get(if is_assistant(message) {
             self.content_field.as_str()
@@ -48,11 +48,11 @@ impl MessageView {
         })
     }
 
-    /// Moves the chosen fields of message `index` to where templates look for them.
+    /// Moves the chosen fields of message `index` to the names that templates read.
     ///
     /// # Errors
-    /// If an assistant message lacks the content field (it may lack `content` if it has
-    /// `tool_calls`).
+    /// [`FieldError`] if an assistant message lacks the content field. It may lack `content` if it
+    /// has `tool_calls`.
     pub(super) fn apply(
         &self,
         index: usize,
@@ -78,12 +78,12 @@ impl MessageView {
             return Err(FieldError::new(
                 format!("messages[{index}].content"),
                 "nothing",
-                "a text, or tool_calls beside it",
+                "a text, or a field tool_calls",
             ));
         }
         match reasoning {
             Some(reasoning) => message.insert(REASONING.into(), reasoning),
-            // Removing must not disturb the order of the keys that templates may print.
+            // Removal must keep the order of the other keys, since templates may print them.
             None => message.shift_remove(REASONING),
         };
         Ok(())

@@ -1,7 +1,7 @@
-//! Slow and plain versions of what the crate computes, and random trajectories to compare on.
+//! Slow and simple references of the crate's functions, and random trajectories for comparisons.
 //!
-//! A tree token is a distinct token prefix of a task's trajectories; everything here is written in
-//! terms of prefixes, without trees.
+//! A tree token is a distinct token prefix of a task's trajectories; the references use prefixes
+//! and no trees.
 
 #![allow(dead_code)] // each test program uses its part
 
@@ -13,7 +13,7 @@ use tree_pack::{
     Advantage, Aggregation, LossForm, Objective, Pack, PackedStep, Trajectory, TreeLayout,
 };
 
-/// A task and the tokens up to and including the one meant.
+/// A task and the tokens of a prefix.
 pub type Prefix = (String, Vec<u32>);
 
 pub fn prefix(trajectory: &Trajectory, index: usize) -> Prefix {
@@ -48,7 +48,7 @@ pub fn row_paths(layout: &TreeLayout) -> Vec<Vec<u32>> {
     paths
 }
 
-/// The row of the step, pack and row, that is each past key, and the rows that see it.
+/// For each past key, its pack and row in the step, and the rows that see it.
 pub fn past_keys(pack: &Pack) -> Vec<((usize, u32), Range<u32>)> {
     let runs = pack.gateway.iter().flat_map(|gateway| &gateway.runs);
     runs.flat_map(|run| {
@@ -58,7 +58,7 @@ pub fn past_keys(pack: &Pack) -> Vec<((usize, u32), Range<u32>)> {
     .collect()
 }
 
-/// The task and tokens of the path to each row of each pack, followed over gateways.
+/// The task and the tokens of the path to each row of each pack, through gateways.
 pub fn paths_of(step: &PackedStep) -> Vec<Vec<Prefix>> {
     let mut paths: Vec<Vec<Prefix>> = Vec::new();
     for pack in &step.packs {
@@ -108,7 +108,7 @@ pub fn predictions(trajectories: &[Trajectory], objective: Objective) -> Vec<Pre
     counted
 }
 
-/// What a prediction is multiplied with in the loss of the step.
+/// The coefficient of a prediction in the loss of the step.
 pub fn coefficient(
     trajectories: &[Trajectory],
     aggregation: Aggregation,
@@ -166,7 +166,8 @@ pub fn token_loss(loss: LossForm, nll: f64, advantage: f64, old: f64, reference:
     }
 }
 
-/// The loss of a step from separate sequences. A loss of trajectories is the squared sum of each.
+/// The loss of a step from separate sequences. A loss of whole trajectories is the squared sum of
+/// each.
 pub fn separate_loss(
     trajectories: &[Trajectory],
     objective: Objective,
@@ -231,11 +232,11 @@ fn sum_up(loss: LossForm, sums: BTreeMap<usize, f64>) -> f64 {
         .sum()
 }
 
-/// What a random trajectory is made of.
+/// The ingredients of a random trajectory.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     task: usize,
-    /// An earlier trajectory, and how much of it to start with (of 256 parts).
+    /// An earlier trajectory, and the shared fraction of it in units of 1/256.
     start: Option<(prop::sample::Index, u16)>,
     tail: Vec<u32>,
     mask: u64,
@@ -246,7 +247,7 @@ pub struct Recipe {
 fn recipe() -> impl Strategy<Value = Recipe> {
     let tail = prop_oneof![
         4 => prop::collection::vec(0u32..3, 0..6),
-        // A long node, so that positions and rows differ from node numbers.
+        // A long node, so that positions and rows differ from node indices.
         1 => (0u32..3, 20usize..80).prop_map(|(token, length)| vec![token; length]),
     ];
     let start = prop::option::weighted(0.8, (any::<prop::sample::Index>(), 0u16..=256));
@@ -310,8 +311,8 @@ fn add_inputs(trajectory: &mut Trajectory, salt: u32) {
 }
 
 /// Up to `most` trajectories of up to three tasks with forks, single-token and long nodes,
-/// duplicates, strict prefixes, several roots, masks of their own, and advantages and
-/// log-probabilities of which some agree.
+/// duplicates, strict prefixes, several roots, different masks, and partly equal advantages and
+/// log-probabilities.
 pub fn trajectories(most: usize) -> impl Strategy<Value = Vec<Trajectory>> {
     prop::collection::vec(recipe(), 1..=most).prop_map(cook)
 }

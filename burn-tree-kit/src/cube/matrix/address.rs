@@ -1,4 +1,4 @@
-//! Addresses of memory, as PTX instructions take them.
+//! Memory addresses for PTX instructions.
 
 use cubecl::intrinsic;
 use cubecl::prelude::*;
@@ -27,7 +27,8 @@ pub fn global_address<E: CubePrimitive>(tensor: &[E]) -> u64 {
     address
 }
 
-/// The value of `value`. Inline PTX needs it, since it would get the address of a mutable variable.
+/// Copies `value`. Inline PTX needs the copy, because it would receive the address of a mutable
+/// variable.
 #[cube]
 pub fn read<T: CubePrimitive>(value: T) -> T {
     intrinsic!(|scope| value.read_value(scope).into())

@@ -45,7 +45,7 @@ pub fn tanh(x: f32) -> f32 {
     1.0 - 2.0 * reciprocal(e + 1.0)
 }
 
-/// The value of the lane whose number is this lane's number xor `mask`.
+/// The value of the lane with the index `lane ^ mask`.
 #[cube]
 pub fn shuffle_xor(value: f32, #[comptime] mask: u32) -> f32 {
     let result: f32;
@@ -56,21 +56,21 @@ pub fn shuffle_xor(value: f32, #[comptime] mask: u32) -> f32 {
     result
 }
 
-/// Largest value of the four lanes that hold a row of an accumulator.
+/// Largest value of the four lanes that share a row of an accumulator.
 #[cube]
 pub fn row_max(value: f32) -> f32 {
     let value = max(value, shuffle_xor(value, 1u32));
     max(value, shuffle_xor(value, 2u32))
 }
 
-/// Sum over the four lanes that hold a row of an accumulator.
+/// Sum over the four lanes that share a row of an accumulator.
 #[cube]
 pub fn row_sum(value: f32) -> f32 {
     let value = value + shuffle_xor(value, 1u32);
     value + shuffle_xor(value, 2u32)
 }
 
-/// Whether `condition` holds for any lane of the plane; the same for all of them.
+/// Whether `condition` is true for any lane of the plane; all lanes get the same result.
 #[cube]
 pub fn plane_agrees_any(condition: bool) -> bool {
     let flag = u32::cast_from(condition);

@@ -1,4 +1,4 @@
-//! Which devices have the instructions of this module.
+//! Availability of the instructions of this module.
 
 use burn::tensor::DType;
 use cubecl::ir::features::MmaConfig;
@@ -16,8 +16,8 @@ pub fn operand(dtype: DType) -> Option<ElemType> {
     }
 }
 
-/// What a device lacks for kernels with operands of type `element`, in words; `None` if it lacks
-/// nothing.
+/// Describes the instructions for operands of type `element` that a device lacks; `None` if it has
+/// all.
 pub fn missing_instructions(properties: &DeviceProperties, element: ElemType) -> Option<String> {
     let features = &properties.features;
     let hardware = &properties.hardware;

@@ -45,15 +45,15 @@ pub fn copy_word_or_zero(global: u64, shared: u32, valid: bool) {
     );
 }
 
-/// Makes one group of the copies that this unit started since its last group.
+/// Commits the copies that this unit started since its last group as one group.
 #[cube]
 pub fn commit_copies() {
     gpu_asm!("cp.async.commit_group;");
 }
 
-/// Waits until at most the `pending` youngest groups of this unit are in flight. Copies that are
-/// not in a group yet ([`commit_copies()`]) are not waited for. Other units see the copies after a
-/// `sync_cube`.
+/// Waits until at most the `pending` youngest groups of this unit are in flight. The wait does not
+/// cover copies that are not yet in a group ([`commit_copies()`]). Other units see the copies after
+/// a `sync_cube`.
 #[cube]
 pub fn wait_copies(#[comptime] pending: usize) {
     gpu_asm!("cp.async.wait_group {pending};", pending = const pending);

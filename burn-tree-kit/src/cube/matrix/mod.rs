@@ -7,11 +7,11 @@
 //!
 //! # Layouts
 //!
-//! A tile holds rows of `head_dim` 16-bit numbers, one after the other, each followed by 16 bytes
-//! of padding ([`row_stride`]). The stride is an odd number of 16-byte chunks, so the eight
-//! rows that one phase of `ldmatrix` reads lie in different banks.
+//! A tile contains consecutive rows of `head_dim` 16-bit numbers, each followed by 16 bytes of
+//! padding ([`row_stride`]). The stride is an odd number of 16-byte chunks, so the eight rows that
+//! one phase of `ldmatrix` reads lie in different banks.
 //!
-//! With `g = lane / 4` and `t = lane % 4`, a lane of a plane holds
+//! With `g = lane / 4` and `t = lane % 4`, a lane of a plane stores
 //! * of an accumulator (16 x 8): `(g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)`,
 //! * of a left operand (16 x 16): the pairs from `(g, 2t), (g + 8, 2t), (g, 2t + 8),
 //!   (g + 8, 2t + 8)`,
@@ -38,9 +38,9 @@ pub use fragments::*;
 pub use memory::*;
 pub use tile::*;
 
-/// Units of a plane, for which the fragment layouts are made.
+/// Units of a plane, on which the fragment layouts depend.
 pub const PLANE: usize = 32;
-/// Bytes moved by one asynchronous copy and addressed by one lane of `ldmatrix`.
+/// Bytes of one asynchronous copy, and of the row that one lane of `ldmatrix` addresses.
 pub const CHUNK: usize = 16;
 
 /// Four registers of two 16-bit numbers: a left operand, or two right operands.

@@ -34,7 +34,7 @@ pub fn copy_rows(
     let passes = comptime!(chunks.div_ceil(units));
     let from = global + u64::cast_from(unit * CHUNK as u32);
     if comptime!(units.is_multiple_of(row_chunks) && chunks.is_multiple_of(units)) {
-        // Every pass is a whole number of rows further: offsets are constants.
+        // Every pass advances by a whole number of rows, so that offsets are constants.
         let row = unit / row_chunks as u32;
         let to = shared + unit * CHUNK as u32 + row * CHUNK as u32;
         #[unroll]

@@ -1,6 +1,6 @@
-//! The kernel of the backward pass: from a chunk of logits to their gradient.
+//! The kernel of the backward pass: the gradient of a chunk of logits.
 
-// Kernels loop over numbers.
+// Clippy suggests iterators, which kernels do not have.
 #![allow(clippy::needless_range_loop)]
 
 use std::ops::Range;
@@ -14,12 +14,12 @@ use cubecl::prelude::*;
 use super::head::{Head, cube_per_row, logits_vector, product, slice_rows};
 use crate::product::Form;
 
-/// Most vectors of a row of logits that a unit turns into gradients.
+/// Maximum number of vectors of a row of logits per unit.
 const VECTORS_PER_UNIT: u32 = 16;
 
 /// Logits of a chunk of the vocabulary -> their gradient: the sum over the row's occurrences of
-/// `grad * (onehot(target) - p) - grad_entropy * p * (ln p + H)`, the second if `entropy`. A cube
-/// has a block of columns of one row. With `in_place`, `output` is `logits`.
+/// `grad * (onehot(target) - p) - grad_entropy * p * (ln p + H)`, the second term if `entropy`. A
+/// cube processes a block of columns of one row. With `in_place`, `output` is `logits`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn gradient_kernel<O: Float, I: Int, N: Size>(
     logits: &[Vector<f32, N>],
@@ -92,11 +92,12 @@ fn gradient_kernel<O: Float, I: Int, N: Size>(
     }
     sync_storage();
 
-    // The first occurrence with a target in a vector adds all of those in that vector.
+    // The first occurrence with a target in a vector adds all occurrences with targets in that
+    // vector.
     occurrence = start + UNIT_POS as usize;
     while occurrence < end {
         let target = usize::cast_from(targets[occurrence]);
-        // Below the block if it wraps: then it is past the end, too.
+        // A target below the block wraps to an index past its end.
         let in_block = target >= first_token + first_column * N::value()
             && target < first_token + end_column * N::value();
         if in_block {
@@ -133,7 +134,7 @@ fn gradient_kernel<O: Float, I: Int, N: Size>(
     }
 }
 
-/// The gradient of a logit apart from what its being a target adds.
+/// The gradient of a logit without the terms of targets.
 #[cube]
 fn off_target<N: Size>(
     log_p: Vector<f32, N>,
@@ -151,7 +152,7 @@ fn off_target<N: Size>(
     }
 }
 
-/// What the gradient of the logits is made of.
+/// The inputs of the gradient of the logits.
 pub(super) struct OccurrenceGradients {
     /// `[projected rows]`
     pub(super) log_sum_exps: CubeTensor,
@@ -186,7 +187,7 @@ impl OccurrenceGradients {
         let groups = cube_per_row(&logits);
         let blocks = width.div_ceil((groups.units * VECTORS_PER_UNIT) as usize);
         let (count, dim) = cubes(&client, rows * blocks, groups.units);
-        // SAFETY: shapes as read from the tensors; targets outside of `tokens` store nothing.
+        // SAFETY: the shapes are those of the tensors; targets outside `tokens` store nothing.
         unsafe {
             gradient_kernel::launch_unchecked(
                 &client,

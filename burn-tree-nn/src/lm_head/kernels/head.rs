@@ -15,10 +15,10 @@ use crate::lm_head::plan::LmHeadPlan;
 use crate::lm_head::tensors::LmHeadInputs;
 use crate::product::{Form, Product};
 
-/// Logits of a chunk if the caller does not choose: 512 MiB in f32.
+/// Default number of logits in a chunk: 512 MiB in f32.
 const CHUNK_LOGITS: usize = 1 << 27;
 
-/// What both directions start from: states of the projected rows, head and targets.
+/// Inputs of both directions: states of the projected rows, head and targets.
 pub(super) struct Head<'a> {
     /// Hidden states of the projected rows, in the dtype of the products.
     pub(super) states: CubeTensor,
@@ -58,7 +58,7 @@ impl<'a> Head<'a> {
         [self.weight.meta.shape()[0], self.weight.meta.shape()[1]]
     }
 
-    /// How many logits may exist at a time.
+    /// Maximum number of logits at a time.
     pub(super) fn chunk_logits(&self) -> usize {
         let [vocab, _] = self.shape();
         let largest = self.weight.client.properties().memory.max_page_size / 4;
@@ -75,8 +75,8 @@ pub(super) fn product(form: Form, left: CubeTensor, right: CubeTensor, dtype: DT
         Ok(product) => product.launch(),
         Err(_) => burn_product(form, left, right, dtype),
     };
-    // The largest tensor of a step. Later chunks write to the same result and clear the mark of a
-    // chunk that failed.
+    // Probes the largest tensor of a step: later chunks write to the same result and clear the mark
+    // of a failed chunk.
     probe(&product);
     product
 }

@@ -1,9 +1,9 @@
-//! Implementation on CubeCL runtimes: Burn's matrix products, and one kernel per direction between
-//! them, which reads each chunk of logits once.
+//! Implementation on CubeCL runtimes: Burn's matrix products, with one kernel per direction between
+//! them that reads each chunk of logits once.
 //!
-//! The forward pass takes a chunk of rows at a time. The backward pass takes a chunk of the
-//! vocabulary at a time, for all rows: each chunk's part of the head's gradient is then complete,
-//! and only the gradient of the states, which is smaller, is summed over chunks (in f32).
+//! The forward pass processes one chunk of rows at a time. The backward pass processes one chunk of
+//! the vocabulary at a time, for all rows: each chunk's part of the head's gradient is then
+//! complete, and only the gradient of the states, which is smaller, is summed over chunks (in f32).
 
 mod gradient;
 mod head;
@@ -24,14 +24,14 @@ use super::tensors::{LmHeadInputs, LmHeadOutputGradients};
 use crate::gather_rows;
 use crate::product::Form;
 
-/// Where the occurrences of each projected row start.
+/// The first occurrence of each projected row.
 pub(crate) type StartsCache = DeviceCache<DeviceList>;
 
-/// Columns of a chunk of the vocabulary are a multiple of this, which makes the matrix products
-/// faster.
+/// The number of columns of a chunk of the vocabulary is a multiple of this, which makes matrix
+/// products faster.
 const COLUMN_MULTIPLE: usize = 256;
 
-/// Refuses dtypes that the kernels do not take.
+/// Refuses dtypes that the kernels do not support.
 pub(crate) fn check(
     hidden: &CubeTensor,
     head_weight: &CubeTensor,

@@ -1,6 +1,6 @@
 //! The kernel of the forward pass: statistics of a chunk of logits.
 
-// Kernels loop over numbers.
+// Clippy suggests iterators, which kernels do not have.
 #![allow(clippy::needless_range_loop)]
 
 use std::ops::Range;
@@ -36,8 +36,8 @@ fn softmax_kernel<I: Int, N: Size>(
     let units = comptime!(groups.units as usize);
     let base = CUBE_POS * stride;
 
-    // Of the unit's logits x: the largest m, the sum of e^(x - m), and that of (x - m) e^(x - m).
-    // The start is finite, so that no difference is not a number.
+    // For the unit's logits x: the maximum m, the sum of e^(x - m), and the sum of (x - m) e^(x -
+    // m). The initial maximum is finite, so that no difference is NaN.
     let mut largest = f32::new(-3.0e38);
     let mut sum = 0.0f32;
     let mut weighted = 0.0f32;
@@ -76,7 +76,7 @@ fn softmax_kernel<I: Int, N: Size>(
     let row = first_row + CUBE_POS;
     let mut row_entropy = 0.0f32;
     if comptime!(entropy) {
-        // A unit without logits must not bring 0 * inf.
+        // A unit without logits must not contribute 0 * inf.
         let mut part = 0.0f32;
         if sum > 0.0f32 {
             part = scale * (weighted + shift * sum);
@@ -90,7 +90,8 @@ fn softmax_kernel<I: Int, N: Size>(
     let mut occurrence = starts[row] as usize + UNIT_POS as usize;
     while occurrence < starts[row + 1] as usize {
         let target = usize::cast_from(targets[occurrence]);
-        // What is not in the vocabulary must not pass for a probability; not all runtimes have NaN.
+        // A target outside the vocabulary must not give a valid probability; not all runtimes have
+        // NaN.
         let mut log_prob = f32::new(-3.0e38);
         if target < width * N::value() {
             let x = logits[base + target / N::value()];
@@ -117,7 +118,7 @@ pub(super) struct Statistics {
 }
 
 impl Statistics {
-    /// Computes those of the projected rows `rows` from their `logits [rows, vocab]`.
+    /// Computes the statistics of the projected rows `rows` from their `logits [rows, vocab]`.
     pub(super) fn compute(&self, head: &Head<'_>, logits: &CubeTensor, rows: Range<usize>) {
         let client = logits.client.clone();
         let [vocab, _] = head.shape();
@@ -125,7 +126,8 @@ impl Statistics {
         let vector = logits_vector(logits);
         let stride = logits.meta.strides()[0];
         let (count, dim) = cubes(&client, rows.len(), groups.units);
-        // SAFETY: shapes as read from the tensors; targets are compared with the vocabulary.
+        // SAFETY: the shapes are those of the tensors; the kernel compares targets with the
+        // vocabulary.
         unsafe {
             softmax_kernel::launch_unchecked(
                 &client,

@@ -1,5 +1,5 @@
-//! Implementation for CPU tensors in memory: Flex's matrix products, and vectorised passes over a
-//! chunk of logits.
+//! Implementation for CPU tensors: Flex's matrix products, and vectorised passes over a chunk of
+//! logits.
 
 mod softmax;
 
@@ -16,12 +16,13 @@ use super::plan::{HeadGradients, LmHeadChunk, LmHeadPlan};
 use super::tensors::{LmHeadInputs, LmHeadOutputGradients};
 use crate::native::{common_dtype, tensor};
 
-/// The dtype of all tensors, if they have the same and the products have it, too.
+/// The dtype of all tensors and of the products, if it is the same.
 pub(crate) fn dtype(plan: &LmHeadPlan, tensors: &[&FlexTensor]) -> Option<DType> {
     common_dtype(tensors).filter(|&dtype| plan.product_dtype(dtype, dtype) == dtype.into())
 }
 
-/// See [`crate::TreeNnOps::lm_head_log_probs`]; states, head and products are of `T`.
+/// See [`crate::TreeNnOps::lm_head_log_probs`]; states, head and products have elements of type
+/// `T`.
 pub(crate) fn forward<T: Number>(
     inputs: LmHeadInputs<Flex>,
     plan: &LmHeadPlan,
@@ -55,7 +56,8 @@ pub(crate) fn forward<T: Number>(
     (vector(log_probs), vector(log_sum_exps), vector(entropies))
 }
 
-/// See [`crate::TreeNnOps::lm_head_log_probs_backward`]; all float tensors and products are of `T`.
+/// See [`crate::TreeNnOps::lm_head_log_probs_backward`]; all float tensors and products have
+/// elements of type `T`.
 pub(crate) fn backward<T: Number>(
     inputs: LmHeadInputs<Flex>,
     outputs: LmHeadOutputGradients<Flex>,
@@ -139,7 +141,7 @@ fn entropy_grads<T: Number>(
     rows
 }
 
-/// The states of a chunk's rows and their logits, which no other tensor shares.
+/// The states of a chunk's rows and their logits, whose memory no other tensor shares.
 fn logits(
     hidden: &FlexTensor,
     head_weight: &FlexTensor,
@@ -171,7 +173,7 @@ fn host_targets(targets: FlexTensor, vocab: usize) -> Vec<usize> {
         .collect()
 }
 
-/// The predictions of each row of a chunk, with their gradients if there are any.
+/// The predictions of each row of a chunk, with their gradients if given.
 fn picks<T: Number>(
     plan: &LmHeadPlan,
     chunk: &LmHeadChunk,

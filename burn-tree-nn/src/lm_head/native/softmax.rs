@@ -1,4 +1,4 @@
-//! Softmax of a chunk of logits in memory: vectorised passes over each row.
+//! Softmax of a chunk of logits: vectorised passes over each row.
 
 use burn_tree_kit::cpu::{Number, fold};
 use burn_tree_kit::vectorised_fn;
@@ -17,14 +17,14 @@ pub(super) struct Pick<T> {
 #[derive(Clone, Debug)]
 pub(super) struct RowStatistics<T> {
     pub(super) log_sum_exp: T,
-    /// 0 if not asked for.
+    /// 0 if it is not requested.
     pub(super) entropy: T,
     /// Log-probabilities of the row's picks.
     pub(super) log_probs: Vec<T>,
 }
 
-/// Sums over one row of logits x: the largest one m, the sum of e^(x - m), and the sum of
-/// (x - m) e^(x - m) if the entropy is asked for.
+/// Sums over one row of logits x: the maximum m, the sum of e^(x - m), and, if the entropy is
+/// requested, the sum of (x - m) e^(x - m).
 #[derive(Default)]
 struct Softmax<T> {
     max: T,
@@ -41,7 +41,7 @@ vectorised_fn! {
         }
         let mut weighted = T::ZERO;
         if entropy {
-            // In lanes as `fold` does it.
+            // Partial sums in lanes, as in `fold`.
             let mut products = [T::ZERO; 64];
             for part in row.chunks(64) {
                 for (product, &x) in products.iter_mut().zip(part) {
@@ -84,8 +84,8 @@ pub(super) struct EntropyGrad<T> {
     pub(super) grad: T,
 }
 
-/// Statistics of each row of `logits [rows, vocab]`, which are overwritten; `picks` are those of
-/// each row.
+/// Statistics of each row of `logits [rows, vocab]`, which are overwritten; `picks` are the
+/// predictions of each row.
 pub(super) fn statistics<T: Number>(
     logits: &mut [T],
     vocab: usize,
@@ -117,8 +117,8 @@ pub(super) fn statistics<T: Number>(
         .collect()
 }
 
-/// Replaces `logits [rows, vocab]` by their gradient: the sum over the row's picks of
-/// `grad * (onehot(target) - p)`, and that by the entropy of each row if given.
+/// Replaces `logits [rows, vocab]` by their gradient: the sum over the row's picks of `grad *
+/// (onehot(target) - p)`, plus the gradient by the entropy of each row, if given.
 pub(super) fn gradients<T: Number>(
     logits: &mut [T],
     vocab: usize,

@@ -1,55 +1,46 @@
-//! The fewest connected parts of at most so many tokens, and of those some that keep few tokens
-//! on their way to the leaves.
+//! The minimum number of connected parts within a budget. Among such partitions the search prefers
+//! those that retain few tokens on the path to a leaf.
 //!
-//! The tree is that of its tokens: every one may begin a part. From the leaves to the root, a
-//! token takes in the **open** parts of its children, or closes them. Taking in the lightest, as
-//! many as the budget allows, leaves the fewest closed parts and of those the lightest open one
-//! (S. Kundu and J. Misra, "A Linear Tree Partitioning Algorithm", SIAM Journal on Computing 6,
-//! 1977). But of several ways that end with as few parts, this is often the worst to train on: it
-//! fills the open parts with side branches, and every part below has to wait for them.
+//! Every token may begin a part. From the leaves to the root, a token either merges with the
+//! **open** part of a child or closes it. Merging as many of the lightest open parts as the budget
+//! allows gives the fewest closed parts and, among those, the lightest open part (S. Kundu and J.
+//! Misra, "A Linear Tree Partitioning Algorithm", SIAM Journal on Computing 6, 1977). Among the
+//! partitions with this number of parts it is often the worst for training: side branches fill the
+//! open parts, and are retained for every part below.
 //!
-//! So a node keeps several states, none better than another in all of: closed parts, tokens of
-//! the open part, and tokens of the heaviest chain of parts below it. A state with two closed
-//! parts more than the fewest is in no best partition, since closing the open part takes only one
-//! more. Of the others at most [`STATES`] of each count are kept, always including the one that
-//! the rule above finds. The number of parts is therefore exact, the chain as good as these states
-//! tell. Subtrees that fit a part are not taken apart. Tokens of a node are taken in together.
+//! Each node therefore keeps several states that are Pareto-optimal in the number of closed parts,
+//! the tokens of the open part, and the tokens of the heaviest chain of parts below it. A state
+//! with two closed parts more than the minimum is never optimal, since closing the open part costs
+//! only one. For each of the other two counts at most [`STATES`] states are kept, always including
+//! the state of the rule above. The number of parts is therefore exact; the chain is a heuristic. A
+//! subtree that fits into one part is not cut. Tokens of a node are merged together.
 
+use super::cut::Cut;
 use crate::forest::Node;
 
-/// Where a node is cut.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cut {
-    /// Whether its first token begins a part.
-    pub above: bool,
-    /// Tokens of the part of the first token that are in the node's subtree. Where that ends
-    /// inside of the node, parts of as many tokens as the budget follow.
-    pub top: u32,
-}
-
-/// Most states of a node with equally many closed parts.
+/// Maximum number of states of a node with the same number of closed parts.
 const STATES: usize = 4;
 
-/// A way to cut what is below a node.
+/// One way to cut the subtree of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct State {
-    /// Closed parts, beyond those that all states of the node have.
+    /// Closed parts in excess of the minimum over the states of the node.
     closed: u32,
     /// Tokens of the open part.
     open: u32,
     /// Tokens of the heaviest chain of closed parts below the open one.
     chain: u64,
-    /// How it came about: a number of a [`Choice`].
+    /// The last choice that led to the state, as an index of a [`Choice`].
     last: u32,
 }
 
-/// What becomes of a child, in one state of its parent.
+/// How one state of a node handles a child.
 #[derive(Clone, Copy, Debug)]
 struct Choice {
     /// The choice for the child before, or [`NONE`].
     previous: u32,
     child: u32,
-    /// The child's state, as a number of all states.
+    /// The child's state, as an index in [`States::all`].
     state: u32,
     /// Whether the child's open part is closed.
     is_closed: bool,
@@ -57,7 +48,7 @@ struct Choice {
 
 const NONE: u32 = u32::MAX;
 
-/// One [`Cut`] for each node of a tree; a node comes before its children.
+/// One [`Cut`] for each node of a tree. Nodes must come before their children.
 pub fn fewest_cuts(nodes: &[Node], budget: u32) -> Vec<Cut> {
     let mut states = States::new(nodes, budget);
     for node in (0..nodes.len()).rev() {
@@ -68,42 +59,14 @@ pub fn fewest_cuts(nodes: &[Node], budget: u32) -> Vec<Cut> {
     states.cuts()
 }
 
-/// Cuts that close all children of a token or none: those that do not fit together are left for
-/// parts of several roots.
-pub fn all_or_none_cuts(nodes: &[Node], budget: u32) -> Vec<Cut> {
-    let first_node = nodes[0].subtree_end_node - nodes.len() as u32;
-    let mut cuts = vec![Cut::default(); nodes.len()];
-    // Tokens of the open parts of each node's children.
-    let mut below = vec![0u64; nodes.len()];
-    let budget = u64::from(budget);
-    for (number, node) in nodes.iter().enumerate().rev() {
-        // The node's last token is between its children.
-        let taken_in = if below[number] < budget {
-            below[number]
-        } else {
-            0
-        };
-        let open = taken_in + node.token_count() as u64;
-        cuts[number].top = ((open - 1) % budget) as u32 + 1;
-        if let Some(parent) = node.parent {
-            below[(parent - first_node) as usize] += u64::from(cuts[number].top);
-        }
-    }
-    for (number, node) in nodes.iter().enumerate() {
-        let parent = node.parent.map(|parent| (parent - first_node) as usize);
-        cuts[number].above = parent.is_some_and(|parent| below[parent] >= budget);
-    }
-    cuts
-}
-
 struct States<'a> {
     nodes: &'a [Node],
     /// Number of the first node in its forest.
     first_node: u32,
     budget: u32,
-    /// States of all nodes whose subtrees do not fit a part.
+    /// States of all nodes whose subtrees do not fit into one part.
     all: Vec<State>,
-    /// For each node its states in `all`: none if its subtree fits a part.
+    /// For each node, the range of its states in `all`; empty if its subtree fits into one part.
     ranges: Vec<(u32, u32)>,
     choices: Vec<Choice>,
 }
@@ -130,7 +93,8 @@ impl<'a> States<'a> {
         }
     }
 
-    /// States of a node in `all`, or the only one of a subtree that fits a part.
+    /// The first index and the states of a node in `all`, or the only state of a subtree that fits
+    /// into one part.
     fn of(&self, node: u32) -> (u32, &[State], Option<State>) {
         let (start, end) = self.ranges[node as usize];
         let whole = (start == end).then(|| {
@@ -147,19 +111,19 @@ impl<'a> States<'a> {
         (start, &self.all[start as usize..end as usize], whole)
     }
 
-    /// Tokens of the lightest open part of those with the fewest closed ones.
+    /// Tokens of the lightest open part among the states with the fewest closed parts.
     fn lightest(&self, node: u32) -> u32 {
         let (_, states, whole) = self.of(node);
         whole.unwrap_or_else(|| states[0]).open
     }
 
-    /// Finds the states of a node whose children have theirs.
+    /// Computes the states of a node from those of its children.
     fn enter(&mut self, node: usize) {
         let mut children = Vec::new();
         self.for_each_child(node, |child| children.push(child));
         children.sort_unstable_by_key(|&child| self.lightest(child));
         let rest = Lightest::new(children.iter().map(|&child| self.lightest(child)));
-        // The last token is between the children.
+        // The node's last token joins its children.
         let fewest = rest.left_out(0, self.budget - 1);
         let mut front = vec![State {
             closed: 0,
@@ -191,7 +155,7 @@ impl<'a> States<'a> {
         self.close_inside(node, front);
     }
 
-    /// Calls `visit` for every way to go on with a child.
+    /// Calls `visit` for every choice for a child.
     fn for_each_choice(&self, before: State, child: u32, mut visit: impl FnMut(State, Choice)) {
         let (first, states, whole) = self.of(child);
         let states = if whole.is_some() {
@@ -208,7 +172,7 @@ impl<'a> States<'a> {
         for (index, state) in states.iter().enumerate() {
             let taken_in = State {
                 closed: before.closed + state.closed,
-                // At most twice the budget.
+                // This is at most twice the budget.
                 open: before.open + state.open,
                 chain: before.chain.max(state.chain),
                 ..before
@@ -230,7 +194,7 @@ impl<'a> States<'a> {
         }
     }
 
-    /// Takes in the tokens of a node above its last one.
+    /// Adds the tokens of a node above its last one.
     fn close_inside(&mut self, node: usize, mut front: Vec<State>) {
         let above = self.nodes[node].token_count() as u64 - 1;
         let budget = u64::from(self.budget);
@@ -258,10 +222,10 @@ impl<'a> States<'a> {
         self.ranges[node] = (start, self.all.len() as u32);
     }
 
-    /// From the best state of the root downwards, what has been chosen.
+    /// Follows the choices from the best state of the root downwards.
     fn cuts(&self) -> Vec<Cut> {
         let mut cuts = vec![Cut::default(); self.nodes.len()];
-        // The state chosen for each node that has several.
+        // The chosen state of each node that has several.
         let mut chosen = vec![NONE; self.nodes.len()];
         let (start, states, _) = self.of(0);
         let fewest = (start..).zip(states).filter(|(_, state)| state.closed == 0);
@@ -285,7 +249,7 @@ impl<'a> States<'a> {
     }
 }
 
-/// Items in ascending order of weight, of which as many as possible are to fit a room.
+/// Items in ascending order of weight, for counting how many fit into a given room.
 struct Lightest {
     /// Sums of the weights before each item.
     sums: Vec<u64>,
@@ -300,7 +264,7 @@ impl Lightest {
         Self { sums }
     }
 
-    /// Of the items from `first` on, how many have to be left out.
+    /// Number of items from `first` on that do not fit into `room`.
     fn left_out(&self, first: usize, room: u32) -> u32 {
         let most = self.sums[first] + u64::from(room);
         let fitting = self.sums[first..].partition_point(|&sum| sum <= most) - 1;
@@ -308,15 +272,15 @@ impl Lightest {
     }
 }
 
-/// Removes states that another one is at least as good as, and all but [`STATES`] of those that
-/// end with the fewest closed parts (the first number is 0) and one more (it is 1). The state with
-/// the fewest closed parts, of those with the lightest open part, becomes the first.
+/// Removes dominated states, and keeps at most [`STATES`] of those that end with the fewest closed
+/// parts (first field 0) and of those that end with one more (first field 1). The first state kept
+/// has the lightest open part among those with the fewest closed parts.
 fn keep_best<T: Copy>(candidates: &mut Vec<(u32, State, T)>) {
     candidates.sort_unstable_by_key(|&(_, state, _)| state);
     let mut kept: Vec<(u32, State, T)> = Vec::with_capacity(candidates.len().min(8 * STATES));
     for &candidate in candidates.iter() {
         let (_, state, _) = candidate;
-        // Those before have no more closed parts.
+        // Earlier states have no more closed parts.
         let is_no_better = |(_, other, _): &(u32, State, T)| {
             other.open <= state.open && other.chain <= state.chain
         };
@@ -328,7 +292,7 @@ fn keep_best<T: Copy>(candidates: &mut Vec<(u32, State, T)>) {
     for more in [0, 1] {
         let group: Vec<_> = kept.iter().filter(|entry| entry.0 == more).collect();
         let count = group.len().min(STATES);
-        // Evenly, with the first and the last.
+        // Evenly spaced, including the first and the last.
         let steps = count.max(2) - 1;
         candidates.extend((0..count).map(|index| *group[index * (group.len() - 1) / steps]));
     }
@@ -338,7 +302,8 @@ fn keep_best<T: Copy>(candidates: &mut Vec<(u32, State, T)>) {
 mod tests {
     use super::*;
 
-    /// A path of single-token nodes, each with a leaf beside the next: the deepest tree there is.
+    /// A path of single-token nodes, each with one more child that is a leaf: the deepest possible
+    /// tree.
     #[test]
     fn depth_of_a_million_nodes() {
         const DEPTH: u32 = 1_000_000;
@@ -365,8 +330,9 @@ mod tests {
         assert_eq!(closed + 1, 2 * DEPTH / BUDGET, "every part is full");
     }
 
-    /// Two leaves of 9 below a path of 12, ten tokens a part: four parts either way, and those
-    /// that leave no leaf in the path's parts retain 21 tokens on the way to a leaf instead of 30.
+    /// Two leaves of 9 tokens below a path of 12, with a budget of 10. All minimal partitions have
+    /// four parts; one with no leaf in the parts of the path retains 21 tokens on the way to a leaf
+    /// instead of 30.
     #[test]
     fn branches_are_kept_out_of_the_parts_above_them() {
         let node = |start, end, subtree_end, subtree_end_node, parent: Option<u32>| Node {

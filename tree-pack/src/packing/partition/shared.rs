@@ -1,13 +1,30 @@
-//! Parts that continue the same part, put together.
+//! Merges parts that continue the same part.
 
-use super::Partition;
+use super::connected::fewest_cuts;
+use super::cut::all_or_none_cuts;
+use super::parts::Partition;
 use crate::counting_sort::counting_sort;
 use crate::packing::bins::{fill_bins, fill_bins_beside};
+use crate::packing::counted::TreeNodes;
 
-/// From the first part downwards, puts parts that continue the same part into as few as best-fit
-/// decreasing finds, and those into it that make them fewer. What continues parts that were put
-/// together continues one part from then on.
-pub fn share(mut partition: Partition, budget: u32) -> Partition {
+/// Parts of at most `budget` tokens that share packs: the better of two partitions.
+pub fn shared_parts(tree: &TreeNodes, budget: u32) -> Partition {
+    let fewest = fewest_cuts(tree.nodes, budget);
+    let all_or_none = all_or_none_cuts(tree.nodes, budget);
+    let [one, other] =
+        [fewest, all_or_none].map(|cuts| share(Partition::new(tree, budget, &cuts), budget));
+    let order = |partition: &Partition| (partition.len(), partition.retained_tokens());
+    if order(&other) < order(&one) {
+        other
+    } else {
+        one
+    }
+}
+
+/// Merges parts from the first one downwards. The parts that continue the same part are merged into
+/// as few as best-fit decreasing finds; some of them are merged into that part itself if this makes
+/// them fewer. Parts that continued merged parts then continue the merged part.
+fn share(mut partition: Partition, budget: u32) -> Partition {
     let budget = budget as usize;
     let sizes = partition.sizes();
     let below = Below::new(&partition);
@@ -17,7 +34,8 @@ pub fn share(mut partition: Partition, budget: u32) -> Partition {
     };
     let mut parents = Vec::new();
     let mut renumbered = vec![0; partition.len()];
-    // Parts to be put together, and the new number of what they continue; the next one last.
+    // Stack of groups of parts to be merged, each with the new number of the part that it
+    // continues.
     let mut open: Vec<(Vec<u32>, Option<u32>)> = vec![(vec![0], None)];
     while let Some((mut group, parent)) = open.pop() {
         let mut continuing = below.of(&group);
@@ -27,7 +45,7 @@ pub fn share(mut partition: Partition, budget: u32) -> Partition {
         if others.len() < bins.len() {
             group.extend(taken_in.into_iter().map(|item| continuing[item as usize]));
             group.sort_unstable();
-            // What continues a part of the group is in it, or continues the group.
+            // Parts that continue a part of the group are in the group, or continue it.
             continuing = below.of(&group);
             continuing.retain(|part| group.binary_search(part).is_err());
             bins = fill_bins(&sizes_of(&continuing), budget);
@@ -51,7 +69,7 @@ pub fn share(mut partition: Partition, budget: u32) -> Partition {
     }
 }
 
-/// The parts that continue each part.
+/// For each part, the parts that continue it.
 struct Below {
     offsets: Vec<u32>,
     parts: Vec<u32>,
@@ -66,7 +84,7 @@ impl Below {
         Self { offsets, parts }
     }
 
-    /// What continues any of some parts, in depth-first order.
+    /// Parts that continue any part of a group, in depth-first order.
     fn of(&self, group: &[u32]) -> Vec<u32> {
         let mut continuing: Vec<u32> = group
             .iter()

@@ -1,4 +1,5 @@
-//! Lines of a JSON-lines file in bounded memory: gzip, byte-order mark, CRLF and blank lines.
+//! Reads the lines of a JSON-lines file in bounded memory, with gzip, byte-order mark, CRLF and
+//! blank lines.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -6,17 +7,17 @@ use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
 
-use crate::ReadError;
+use super::error::ReadError;
 
-/// Longest line that is read unless another limit is set: 256 MiB.
+/// Default of the maximum line length: 256 MiB.
 pub const DEFAULT_MAX_LINE_BYTES: usize = 256 << 20;
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Reads one line after another, holding one in memory.
+/// Reads one line at a time into memory.
 ///
-/// Gzip is recognised by its first bytes, whatever the file's name.
+/// The first bytes identify gzip, not the name of the file.
 pub struct JsonLines {
     name: PathBuf,
     reader: Box<dyn BufRead + Send>,
@@ -39,7 +40,7 @@ impl JsonLines {
         Self::new(path, file)
     }
 
-    /// Reads from `source`, called `name` in errors.
+    /// Reads from `source`, with `name` in errors.
     ///
     /// # Errors
     /// [`ReadError::Open`] if the first bytes cannot be read.
@@ -61,7 +62,7 @@ impl JsonLines {
         })
     }
 
-    /// Sets the length in bytes above which a line is an error.
+    /// Sets the maximum line length in bytes; a longer line is an error.
     pub fn with_max_line_bytes(mut self, max_line_bytes: usize) -> Self {
         self.max_line_bytes = max_line_bytes;
         self
@@ -72,11 +73,11 @@ impl JsonLines {
         &self.name
     }
 
-    /// The next line that is not blank, without its line end, and its number (from 1). `None` at
+    /// The number (from 1) and the text of the next non-blank line, without its line end; `None` at
     /// the end of the file.
     ///
     /// # Errors
-    /// [`ReadError::Io`], or [`ReadError::LineTooLong`]; nothing can be read after either.
+    /// [`ReadError::Io`] or [`ReadError::LineTooLong`]; no line can be read after them.
     pub fn next_line(&mut self) -> Result<Option<(u64, &[u8])>, ReadError> {
         loop {
             self.buffer.clear();

@@ -1,23 +1,23 @@
-//! The packs of a partitioned tree.
+//! The packs of a tree in parts.
 
-use super::{Partition, Piece};
+use super::parts::Partition;
+use super::piece::{Piece, layout_of, trajectory_counts};
 use crate::counting_sort::counting_sort;
-use crate::forest::PrefixForest;
-use crate::gateway::Gateway;
-use crate::layout::{Segment, TreeLayout};
-use crate::occurrence::Occurrences;
-use crate::pack::Pack;
+use crate::occurrences::Occurrences;
+use crate::packing::counted::TreeNodes;
+use crate::packs::{Gateway, Pack};
 
-/// The packs of a tree in parts, in order. `occurrences` are those of the whole tree, whose first
-/// row is `first_row` of the forest; `first_pack` is the number of the first pack in the step.
-pub fn packs_of(
+/// One pack for each part, in order. `occurrences` are those of the whole tree; `first_pack` is the
+/// index of the first pack in the step.
+pub fn packs_of_parts(
     partition: &Partition,
-    forest: &PrefixForest,
-    first_row: u32,
+    tree: &TreeNodes,
     occurrences: &Occurrences,
     first_pack: u32,
     pad_to_multiple: usize,
 ) -> Vec<Pack> {
+    let forest = tree.forest;
+    let first_row = tree.nodes[0].start;
     let Partition { pieces, parents } = partition;
     let (offsets, order) = counting_sort(
         pieces.len(),
@@ -60,55 +60,6 @@ pub fn packs_of(
         });
     }
     packs
-}
-
-/// The layout of the given pieces, in ascending order; those whose parent is not among them are
-/// roots.
-pub fn layout_of(pieces: &[Piece], own: &[u32], forest: &PrefixForest) -> TreeLayout {
-    let mut layout = TreeLayout {
-        segments: Vec::with_capacity(own.len()),
-        ..TreeLayout::default()
-    };
-    for &number in own {
-        let piece = &pieces[number as usize];
-        let start = layout.tokens.len() as u32;
-        let end = start + piece.token_count();
-        let parent = piece
-            .parent
-            .and_then(|parent| own.binary_search(&parent).ok())
-            .map(|parent| parent as u32);
-        let before = parent.map_or(-1, |parent| layout.segments[parent as usize].end as i32 - 1);
-        layout.parents.push(before);
-        layout.parents.extend(start as i32..end as i32 - 1);
-        layout
-            .position_ids
-            .extend(piece.position..piece.position + piece.token_count());
-        layout
-            .tokens
-            .extend_from_slice(&forest.tokens()[piece.start as usize..piece.end as usize]);
-        layout.segments.push(Segment { start, end, parent });
-    }
-    let mut subtree_ends: Vec<u32> = layout.segments.iter().map(|segment| segment.end).collect();
-    for index in (0..layout.segments.len()).rev() {
-        if let Some(parent) = layout.segments[index].parent {
-            let end = subtree_ends[index];
-            let above = &mut subtree_ends[parent as usize];
-            *above = end.max(*above);
-        }
-    }
-    for (segment, end) in layout.segments.iter().zip(subtree_ends) {
-        let count = (segment.end - segment.start) as usize;
-        layout.subtree_ends.extend(std::iter::repeat_n(end, count));
-    }
-    layout
-}
-
-/// Number of trajectories through each row of the given pieces.
-pub fn trajectory_counts(pieces: &[Piece], own: &[u32]) -> Vec<u32> {
-    let pieces = own.iter().map(|&piece| &pieces[piece as usize]);
-    let counts =
-        pieces.map(|piece| std::iter::repeat_n(piece.trajectories, piece.token_count() as usize));
-    counts.flatten().collect()
 }
 
 /// The occurrences of a tree by the part that owns their rows.

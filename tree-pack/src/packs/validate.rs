@@ -1,12 +1,12 @@
-//! Whether a step is one that could have been packed.
+//! Checks of the packs of a step.
 
-use super::PackedStep;
-use crate::gateway::GatewayError;
+use super::derive_gateway::GatewayError;
+use super::pack::Pack;
+use super::step::PackedStep;
 use crate::layout::LayoutError;
-use crate::occurrence::ColumnError;
-use crate::pack::Pack;
+use crate::occurrences::ColumnError;
 
-/// What contradicts itself in the packs of a step.
+/// An inconsistency of the packs of a step.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PacksError {
@@ -15,16 +15,16 @@ pub enum PacksError {
     Layout {
         /// Index of the pack.
         pack: usize,
-        /// The contradiction.
+        /// The inconsistency.
         #[source]
         source: LayoutError,
     },
-    /// What a pack continues from.
+    /// The gateway of a pack.
     #[error("pack {pack}: {source}")]
     Gateway {
         /// Index of the pack.
         pack: usize,
-        /// The contradiction.
+        /// The inconsistency.
         #[source]
         source: GatewayError,
     },
@@ -33,11 +33,11 @@ pub enum PacksError {
     Occurrences {
         /// Index of the pack.
         pack: usize,
-        /// The contradiction.
+        /// The inconsistency.
         #[source]
         source: ColumnError,
     },
-    /// A pack with more tokens than its row has places.
+    /// A pack with more tokens than its padded length.
     #[error("pack {pack}: padded_len: got {found}, expected at least {tokens}, its tokens")]
     PaddedLength {
         /// Index of the pack.
@@ -60,14 +60,14 @@ pub enum PacksError {
     },
 }
 
-/// Checks the packs of a step: that layouts are trees in depth-first order, and that the past keys
-/// of every [`crate::Gateway`] are the ancestors of its pack's roots, each visible to exactly the
-/// rows that descend from it, that the columns of predictions are of one length and their rows
-/// ascend and are there, and that all packs are of one optimizer step as far as they tell
-/// ([`Pack::step`]). Linear in the size of the packs.
+/// Checks the packs of a step in linear time. Layouts must be trees in depth-first order. The past
+/// keys of every [`crate::Gateway`] must be the ancestors of its pack's roots, each visible to
+/// exactly the rows that descend from it. The columns of predictions must have one length, and
+/// their rows must ascend and exist. All packs with a known step ([`Pack::step`]) must have the
+/// same one.
 ///
 /// # Errors
-/// The first contradiction.
+/// [`PacksError`] for the first inconsistency.
 pub fn validate_packs(packs: &[Pack]) -> Result<(), PacksError> {
     for (number, pack) in packs.iter().enumerate() {
         pack.layout
@@ -110,7 +110,7 @@ fn validate_row(number: usize, pack: &Pack) -> Result<(), PacksError> {
     Ok(())
 }
 
-/// The first pack whose step is known, and the first one of another step.
+/// The first pack with a known step, and the first pack of another step.
 pub(crate) fn other_step(packs: &[Pack]) -> Option<(usize, usize)> {
     let known = packs.iter().enumerate();
     let mut known = known.filter_map(|(number, pack)| Some((number, pack.step?)));
@@ -120,35 +120,11 @@ pub(crate) fn other_step(packs: &[Pack]) -> Option<(usize, usize)> {
 }
 
 impl PackedStep {
-    /// Checks the packs, as [`validate_packs`].
+    /// Checks the packs as [`validate_packs`] does.
     ///
     /// # Errors
-    /// The first contradiction.
+    /// [`PacksError`] for the first inconsistency.
     pub fn validate(&self) -> Result<(), PacksError> {
         validate_packs(&self.packs)
-    }
-
-    /// Number of original predictions that the packs train. If it is 0, nothing is trained: the
-    /// loss is 0 whatever the model computes, and so is every gradient.
-    ///
-    /// Those of these packs alone: [`PackedStep::totals`] of a rank's packs
-    /// ([`crate::RankAssignment::step_of`]) are those of the whole step, of which a rank may have
-    /// nothing that is trained.
-    pub fn trained_predictions(&self) -> usize {
-        let packs = self.packs.iter();
-        let counts = packs.flat_map(|pack| &pack.occurrences.multiplicities);
-        counts.map(|&count| count as usize).sum()
-    }
-
-    /// Most tokens that are held at once where each pack waits for those that continue it: the
-    /// largest sum over a pack and all that it continues, without padding.
-    pub fn retained_tokens(&self) -> usize {
-        let mut chains: Vec<usize> = Vec::with_capacity(self.packs.len());
-        for pack in &self.packs {
-            let above = pack.gateway.as_ref();
-            let above = above.map_or(0, |gateway| chains[gateway.parent as usize]);
-            chains.push(above + pack.layout.len());
-        }
-        chains.into_iter().max().unwrap_or(0)
     }
 }

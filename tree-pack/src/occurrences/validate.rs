@@ -1,9 +1,9 @@
-//! Whether the columns of occurrences fit each other and their layout.
+//! Checks of occurrences against each other and their layout.
 
-use super::Occurrences;
+use super::columns::Occurrences;
 use crate::trajectory::MAX_TOKEN_ID;
 
-/// A column of occurrences that does not fit the others, or the layout of its pack.
+/// A column of occurrences that is inconsistent with the others or with the layout of its pack.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("occurrences: {column}: got {value}, expected {expected}")]
 pub struct ColumnError {
@@ -16,12 +16,11 @@ pub struct ColumnError {
 }
 
 impl Occurrences {
-    /// Checks that all columns are as long as `rows`, that rows ascend and are below `rows`, the
-    /// number of rows of the layout, and that targets are token ids. Linear in the number of
-    /// occurrences.
+    /// Checks that all columns have the same length, that rows ascend and are below `rows`, the
+    /// number of rows of the layout, and that targets are token ids. Takes linear time.
     ///
     /// # Errors
-    /// The first column that is not so.
+    /// [`ColumnError`] for the first inconsistent column.
     pub fn validate(&self, rows: usize) -> Result<(), ColumnError> {
         self.validate_lengths()?;
         let error = |column, value: u32, entry: usize, expected: String| {

@@ -1,18 +1,20 @@
-//! Trees in parts against the same trees whole: the same rows, paths and predictions, each in one
-//! pack, whatever the budget.
+//! Compares partitioned trees with whole ones: the same rows, paths and predictions, each in one
+//! pack, for every budget.
 
+mod examples;
+#[path = "../reference/mod.rs"]
 mod reference;
 
 use proptest::prelude::*;
-use reference::{Prefix, past_keys, paths_of, predictions, prefixes, trajectories};
+use reference::{Prefix, past_keys, paths_of, prefixes, trajectories};
 use tree_pack::{
-    Gateway, LossForm, Objective, PackError, PackOptions, PackedStep, Partitioning, PastRun,
-    PrefixForest, Trajectory, build_forests, flat_forests, pack_step,
+    LossForm, PackError, PackOptions, PackedStep, Partitioning, PrefixForest, Trajectory,
+    build_forests, flat_forests, pack_step,
 };
 
 const MODES: [Partitioning; 2] = [Partitioning::Connected, Partitioning::Shared];
 
-/// Every prediction as the path it is made from and all its columns, in a fixed order.
+/// Every prediction, as the path of its row and all its columns, in a fixed order.
 fn predictions_of(step: &PackedStep) -> Vec<String> {
     let paths = paths_of(step);
     let mut all = Vec::new();
@@ -38,7 +40,7 @@ fn predictions_of(step: &PackedStep) -> Vec<String> {
     all
 }
 
-/// How many trajectories go through each path, repeated rows not counted again.
+/// Number of trajectories through each path; repeated rows count once.
 fn counts_of(step: &PackedStep) -> Vec<(Prefix, u32)> {
     let mut counts = Vec::new();
     for (pack, paths) in step.packs.iter().zip(paths_of(step)) {
@@ -54,7 +56,7 @@ fn counts_of(step: &PackedStep) -> Vec<(Prefix, u32)> {
     counts
 }
 
-/// Checks all that a partitioned step promises beyond [`PackedStep::validate`].
+/// Checks the guarantees of a partitioned step beyond [`PackedStep::validate`].
 fn check(step: &PackedStep, options: &PackOptions) -> Result<(), TestCaseError> {
     prop_assert_eq!(step.validate(), Ok(()));
     let paths = paths_of(step);
@@ -74,7 +76,7 @@ fn check(step: &PackedStep, options: &PackOptions) -> Result<(), TestCaseError> 
         for query in 0..layout.len() {
             let (task, path) = &paths[number][query];
             prop_assert_eq!(layout.position_ids[query] as usize + 1, path.len());
-            // What the row sees: past keys, then rows of its own pack, outermost first.
+            // The keys that the row sees: past keys, then rows of its own pack, outermost first.
             let past = keys
                 .iter()
                 .filter(|(_, rows)| rows.contains(&(query as u32)));
@@ -159,7 +161,11 @@ proptest! {
     ) {
         let build = if flat { flat_forests } else { build_forests };
         let forests = build(&trajectories).unwrap();
-        let whole = PackOptions { loss, pad_to_multiple, ..PackOptions::new(largest_tree(&forests)) };
+        let whole = PackOptions {
+            loss,
+            pad_to_multiple,
+            ..PackOptions::new(largest_tree(&forests))
+        };
         let whole = pack_step(&trajectories, &forests, &whole).unwrap();
         let mut rows: Vec<Prefix> = paths_of(&whole).concat();
         rows.sort();
@@ -169,7 +175,9 @@ proptest! {
         let predictions = predictions_of(&whole);
         let counts = counts_of(&whole);
         for (path, count) in &counts {
-            let through = |own: &&Trajectory| own.task_id == path.0 && own.tokens.starts_with(&path.1);
+            let through = |own: &&Trajectory| {
+                own.task_id == path.0 && own.tokens.starts_with(&path.1)
+            };
             let expected = if flat { 1 } else { trajectories.iter().filter(through).count() };
             prop_assert_eq!(*count as usize, expected);
         }
@@ -197,8 +205,8 @@ proptest! {
         }
     }
 
-    /// Smaller trees that repeat prefixes make every prediction once, too; a path that does not
-    /// fit is refused.
+    /// Smaller trees that repeat prefixes also make every prediction once; a path that does not fit
+    /// is an error.
     #[test]
     fn smaller_trees_repeat_rows_but_no_prediction(
         trajectories in trajectories(7),
@@ -231,185 +239,6 @@ proptest! {
             prop_assert_eq!(rows, prefixes(&trajectories).into_keys().collect::<Vec<_>>());
             prop_assert_eq!(&predictions_of(&step), &predictions_of(&whole));
             prop_assert_eq!(&counts_of(&step), &counts_of(&whole));
-        }
-    }
-}
-
-/// A budget that holds every tree changes nothing, and one that does not is refused by default.
-#[test]
-fn partitioning_touches_only_trees_over_the_budget() {
-    let trajectory = |task: &str, tokens: &[u32]| {
-        Trajectory::new(task, "run", tokens.to_vec(), vec![true; tokens.len()])
-    };
-    let trajectories = [
-        trajectory("a", &[1, 2]),
-        trajectory("b", &[1, 2, 3, 4, 5, 6, 7]),
-        trajectory("c", &[1, 2, 3]),
-    ];
-    let forests = build_forests(&trajectories).unwrap();
-    for partitioning in MODES {
-        let options = |token_budget, partitioning| PackOptions {
-            partitioning,
-            ..PackOptions::new(token_budget)
-        };
-        let whole = pack_step(&trajectories, &forests, &options(7, Partitioning::Refuse)).unwrap();
-        let step = pack_step(&trajectories, &forests, &options(7, partitioning)).unwrap();
-        assert_eq!(step, whole);
-
-        // The small trees share a pack; the parts of the large one are together.
-        let step = pack_step(&trajectories, &forests, &options(5, partitioning)).unwrap();
-        let tasks: Vec<_> = step
-            .packs
-            .iter()
-            .map(|pack| pack.task_ids.join("+"))
-            .collect();
-        assert_eq!(tasks, ["a+c", "b", "b"]);
-        assert!(step.packs[1].gateway.is_none());
-        let gateway = step.packs[2].gateway.as_ref().unwrap();
-        assert_eq!((gateway.parent, gateway.past_keys()), (1, 2));
-        assert_eq!(gateway.root_parents, [1]);
-        assert_eq!(step.packs[2].layout.position_ids, [2, 3, 4, 5, 6]);
-        // The prediction across the cut is the parent's.
-        assert_eq!(step.packs[1].occurrences.rows, [0, 1]);
-        assert_eq!(step.packs[1].occurrences.targets, [2, 3]);
-        let count: usize = step.packs.iter().map(|pack| pack.occurrences.len()).sum();
-        assert_eq!(
-            count,
-            predictions(&trajectories, Objective::PerOccurrence).len()
-        );
-    }
-}
-
-/// Rows of siblings before the cut are no past keys, and positions go on by depth.
-#[test]
-fn past_keys_skip_siblings_before_the_cut() {
-    let trajectory =
-        |tokens: &[u32]| Trajectory::new("t", "run", tokens.to_vec(), vec![true; tokens.len()]);
-    let trajectories = [
-        trajectory(&[1, 2, 3]),
-        trajectory(&[1, 2, 4, 5, 6, 7, 8, 9, 10]),
-        trajectory(&[1, 2, 11]),
-    ];
-    let forests = build_forests(&trajectories).unwrap();
-    for partitioning in MODES {
-        let options = PackOptions {
-            partitioning,
-            ..PackOptions::new(6)
-        };
-        let step = pack_step(&trajectories, &forests, &options).unwrap();
-        let tokens = step.packs.iter().map(|pack| pack.layout.tokens.clone());
-        let tokens: Vec<_> = tokens.collect();
-        assert_eq!(tokens, [vec![1, 2, 3, 4, 11], vec![5, 6, 7, 8, 9, 10]]);
-        let child = &step.packs[1];
-        let run = |rows, position| PastRun {
-            pack: 0,
-            rows,
-            position,
-            visible_to: 0..6,
-        };
-        let gateway = Gateway {
-            parent: 0,
-            runs: vec![run(0..2, 0), run(3..4, 2)],
-            root_parents: vec![2],
-        };
-        assert_eq!(child.gateway, Some(gateway));
-        assert_eq!(child.layout.position_ids, [3, 4, 5, 6, 7, 8]);
-        assert_eq!(child.layout.parents, [-1, 0, 1, 2, 3, 4]);
-    }
-}
-
-/// The picture of the documentation: two parts share a pack, three levels of nodes, two of packs.
-#[test]
-fn parts_that_continue_one_part_share_a_pack() {
-    let trajectories = ["ABCDE", "ABFGHIJ", "ABFK", "ABLM"].map(|tokens| {
-        let tokens: Vec<u32> = tokens.bytes().map(u32::from).collect();
-        let mask = vec![true; tokens.len()];
-        Trajectory::new("t", "run", tokens, mask)
-    });
-    let forests = build_forests(&trajectories).unwrap();
-    let packs = |partitioning| {
-        let options = PackOptions {
-            partitioning,
-            ..PackOptions::new(5)
-        };
-        let step = pack_step(&trajectories, &forests, &options).unwrap();
-        let letters = |tokens: &[u32]| -> String {
-            let letters = tokens.iter().map(|&token| char::from(token as u8));
-            letters.collect()
-        };
-        let packs = step.packs.iter().map(|pack| {
-            let past = past_keys(pack).into_iter();
-            let past = past.map(|((owner, row), _)| step.packs[owner].layout.tokens[row as usize]);
-            let past = letters(&past.collect::<Vec<_>>());
-            format!("{past}>{}", letters(&pack.layout.tokens))
-        });
-        (packs.collect::<Vec<_>>(), step)
-    };
-    let (connected, _) = packs(Partitioning::Connected);
-    assert_eq!(connected, [">ABFK", "AB>CDE", "ABF>GHIJ", "AB>LM"]);
-    let (shared, step) = packs(Partitioning::Shared);
-    assert_eq!(shared, [">ABFK", "AB>CDELM", "ABF>GHIJ"]);
-    assert_eq!(step.packs[1].layout.position_ids, [2, 3, 4, 2, 3]);
-    assert_eq!(step.packs[1].gateway.as_ref().unwrap().root_parents, [1, 1]);
-    // B predicts C, F and L.
-    assert_eq!(step.packs[0].occurrences.rows, [0, 1, 1, 1, 2, 2]);
-    assert_eq!(step.retained_tokens(), 9);
-}
-
-/// The token counts of the example in "Tree Training" (figure 5): a tree of 83k tokens whose
-/// trajectories have 164k, trained within 60k tokens. Trees that repeat their common prefix have
-/// 102k tokens, parts with gateways 83k.
-#[test]
-fn gateways_compute_every_token_once() {
-    let mut fresh = 0..;
-    let mut tokens = |thousands: usize| fresh.by_ref().take(1000 * thousands).collect::<Vec<u32>>();
-    let prompt = tokens(19);
-    let mut trajectories = Vec::new();
-    for (turn, answers) in [(2, [13, 12, 12].as_slice()), (1, &[12, 12])] {
-        let turn = tokens(turn);
-        for &answer in answers {
-            let tokens = [prompt.clone(), turn.clone(), tokens(answer)].concat();
-            let mask = vec![true; tokens.len()];
-            trajectories.push(Trajectory::new("example", "run", tokens, mask));
-        }
-    }
-    let rows = |forests: &[PrefixForest], partitioning| {
-        let options = PackOptions {
-            partitioning,
-            ..PackOptions::new(60_000)
-        };
-        let step = pack_step(&trajectories, forests, &options).unwrap();
-        let rows = step.packs.iter().map(|pack| pack.layout.len());
-        (rows.sum::<usize>(), step.packs.len())
-    };
-    let flat = flat_forests(&trajectories).unwrap();
-    let trees = build_forests(&trajectories).unwrap();
-    assert_eq!(rows(&flat, Partitioning::Refuse).0, 164_000);
-    assert_eq!(rows(&trees, Partitioning::RepeatedPrefixes), (102_000, 2));
-    assert_eq!(rows(&trees, Partitioning::Connected), (83_000, 2));
-    assert_eq!(rows(&trees, Partitioning::Shared), (83_000, 2));
-}
-
-/// A path of a million tokens, and paths that end at every 500th token of one another.
-#[test]
-fn long_paths_are_cut() {
-    let path = |length: usize| Trajectory::new("path", "run", vec![1; length], vec![true; length]);
-    let nested: Vec<_> = (1..=100).map(|part| path(500 * part)).collect();
-    for (trajectories, parts) in [(vec![path(1_000_000)], 1000), (nested, 50)] {
-        let forests = build_forests(&trajectories).unwrap();
-        let tokens = forests[0].tokens().len();
-        for partitioning in MODES {
-            let options = PackOptions {
-                partitioning,
-                ..PackOptions::new(1000)
-            };
-            let step = pack_step(&trajectories, &forests, &options).unwrap();
-            assert_eq!(step.packs.len(), parts);
-            assert_eq!(step.validate(), Ok(()));
-            assert_eq!(step.retained_tokens(), tokens);
-            let last = step.packs[parts - 1].gateway.as_ref().unwrap();
-            assert_eq!(last.past_keys(), tokens - 1000);
-            assert_eq!(last.runs.len(), parts - 1);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Which tasks make up which optimizer step.
+//! Assigns tasks to optimizer steps.
 
 use std::num::NonZeroUsize;
 
@@ -6,12 +6,12 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
-/// Splits a data set into optimizer steps, shuffled by whole task.
+/// Splits a data set into optimizer steps of whole tasks, in shuffled order.
 ///
-/// A task is never in two steps of an epoch. The order depends on nothing but seed and epoch.
+/// Every task is in one step of an epoch. The order depends only on seed and epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepPlanner {
-    /// Seed of the shuffle; `None` keeps the order of the data.
+    /// Seed of the shuffle; `None` keeps the order of the data set.
     pub seed: Option<u64>,
     /// Tasks in each step; the last step of an epoch may have fewer.
     pub tasks_per_step: NonZeroUsize,
@@ -65,7 +65,7 @@ mod tests {
         );
     }
 
-    /// A run that is resumed with a later version must find the same order.
+    /// A run that is resumed with a later version must get the same order.
     #[test]
     fn the_order_follows_from_seed_and_epoch() {
         let plan = |seed, epoch| planner(Some(seed), 8).plan(8, epoch).concat();
