@@ -75,7 +75,7 @@ GROUPS = {
                     "layer_parts_implementation": 1,
                     "equivalence": 22,
                     "fixtures": 101,
-                    "objectives": 21,
+                    "losses": 21,
                     "partitions": 35,
                     "regressions": 60,
                 }
