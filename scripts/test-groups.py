@@ -39,12 +39,16 @@ class Run:
     programs: dict[str, int]
     # Whether the programs are the unit tests of libraries.
     libraries: bool = False
+    # Whether the programs are the documentation examples of libraries.
+    examples: bool = False
     # Modules and names of tests. If empty, all tests of the programs run.
     only: list[str] = field(default_factory=list)
 
     def arguments(self) -> list[str]:
         if self.libraries:
             return ["--lib"]
+        if self.examples:
+            return ["--doc"]
         return [argument for name in self.programs for argument in ("--test", name)]
 
 
@@ -76,7 +80,7 @@ GROUPS = {
                     "layer_parts_implementation": 1,
                     "equivalence": 22,
                     "fixtures": 101,
-                    "objectives": 21,
+                    "losses": 21,
                     "partitions": 35,
                     "regressions": 60,
                 }
@@ -91,6 +95,8 @@ GROUPS = {
         runs=[
             Run({"tree_batch": 2}, only=["data_loader::"]),
             Run({"programs": 1}, only=["the_learner_trains"]),
+            # The page on adapting a model has an example that needs the feature `dataset`.
+            Run({"tree_training_tests": 8}, examples=True, only=["OwnModelPage"]),
         ],
     ),
     # The CubeCL kernels, and steps with Fusion.
@@ -149,7 +155,9 @@ GROUPS = {
     ),
 }
 
-PROGRAM = re.compile(r"^\s*Running .*\(.*/([^/]+)-[0-9a-f]{16}(?:\.exe)?\)$")
+PROGRAM = re.compile(
+    r"^\s*(?:Running .*\(.*/([^/]+)-[0-9a-f]{16}(?:\.exe)?\)|Doc-tests (\w+))$"
+)
 PASSED = re.compile(r"^test (.*) \.\.\. ok$")
 RESULT = re.compile(r"^test result: .*?(\d+) passed")
 
@@ -170,7 +178,7 @@ def run(group: Group, selection: Run, options: list[str]) -> list[str]:
     for line in process.stdout:
         print(line, end="", flush=True)
         if match := PROGRAM.match(line):
-            program = match[1]
+            program = match[1] or match[2]
         elif match := RESULT.match(line):
             counts[program] += int(match[1])
         elif match := PASSED.match(line):

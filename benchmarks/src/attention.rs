@@ -1,4 +1,4 @@
-//! Forward and backward of tree attention as single operations, without autodiff around them.
+//! Forward and backward pass of tree attention as single operations, without autodiff.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use burn_tree_attn::{
     TreeMask, Visibility, try_tree_attention,
 };
 
-/// Query and key/value heads, and features of one.
+/// Numbers of heads and their features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
     /// Query heads.
@@ -21,12 +21,12 @@ pub struct Heads {
 }
 
 impl Heads {
-    /// FLOPs of the forward pass that the mathematics needs: `4 d` per visible pair and query head.
+    /// Model FLOPs of the forward pass: `4 d` per visible pair and query head.
     pub fn forward_flops(&self, visible_pairs: u64) -> f64 {
         4.0 * self.dim as f64 * self.query as f64 * visible_pairs as f64
     }
 
-    /// FLOPs of the backward pass: five products instead of two, of which one is recomputed.
+    /// Model FLOPs of the backward pass: five products instead of two, one of them recomputed.
     pub fn backward_flops(&self, visible_pairs: u64) -> f64 {
         2.5 * self.forward_flops(visible_pairs)
     }
@@ -46,7 +46,7 @@ pub struct AttentionInputs {
     settings: AttentionSettings,
 }
 
-/// What the forward pass leaves.
+/// The results of the forward pass.
 #[derive(Clone)]
 pub struct AttentionOutput {
     /// `[B, Hq, N, D]`
@@ -59,7 +59,7 @@ impl AttentionInputs {
     /// Draws inputs from the standard normal distribution, on the device of the mask.
     ///
     /// # Errors
-    /// If the implementation cannot run there.
+    /// If the implementation cannot run on the device.
     pub fn random(
         mask: &TreeMask,
         heads: Heads,
@@ -76,7 +76,7 @@ impl AttentionInputs {
             random(heads.key_value),
             random(heads.key_value),
         );
-        // Checks the arguments, which the operations do not.
+        // Checks the arguments, because the operations do not.
         let options = TreeAttentionOptions {
             implementation,
             ..Default::default()
@@ -97,7 +97,7 @@ impl AttentionInputs {
         })
     }
 
-    /// The factor of the scores.
+    /// The scale of the scores.
     pub fn scale(&self) -> f64 {
         self.settings.scale
     }
@@ -122,7 +122,7 @@ impl AttentionInputs {
         }
     }
 
-    /// Gradients of query, key and value.
+    /// The gradients of query, key and value.
     pub fn backward(&self, forward: &AttentionOutput) -> [Tensor<4>; 3] {
         let (query, key, value) = <Dispatch as TreeAttentionOps>::tree_attention_backward(
             self.grad_output.clone().into_dispatch(),

@@ -1,4 +1,4 @@
-//! What the benchmark programs share: trees to measure on, and how to measure.
+//! Shared code of the benchmark programs: trees, inputs and measurements.
 
 pub mod attention;
 pub mod delta_rule;

@@ -1,4 +1,4 @@
-//! Values of the options that the programs have in common.
+//! Option values shared by the programs.
 
 use std::str::FromStr;
 
@@ -31,13 +31,13 @@ impl Dtype {
 /// Implementation of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Implementation {
-    /// The fastest that runs.
+    /// The fastest available one.
     Automatic,
-    /// Burn's own operations.
+    /// Composed of Burn's operations.
     Generic,
-    /// CubeCL kernels for all runtimes.
+    /// Portable CubeCL kernels.
     Portable,
-    /// CubeCL kernels with matrix instructions.
+    /// Tensor-core kernels.
     Accelerated,
 }
 
@@ -52,8 +52,8 @@ impl From<Implementation> for operations::Implementation {
     }
 }
 
-/// Two numbers of heads, of which one is a multiple of the other: `16/8` query and key/value heads
-/// of attention, `16/32` key and value heads of the gated delta rule.
+/// Two numbers of heads, one a multiple of the other: `16/8` query and key/value heads of
+/// attention, `16/32` key and value heads of the gated delta rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadCounts(pub usize, pub usize);
 

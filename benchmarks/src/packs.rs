@@ -1,4 +1,4 @@
-//! The trees that operations are measured on, as packs of one row.
+//! The trees for measurements of operations, as packs of one row.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::trees::TreeShape;
 /// Rows are a multiple of this.
 pub const PAD_TO_MULTIPLE: usize = 128;
 
-/// Below the largest token id of any model.
+/// A vocabulary size below that of all models.
 const VOCABULARY: usize = 100_000;
 
 /// A pack and the name of its tree.
@@ -22,18 +22,18 @@ pub struct NamedPack {
 }
 
 impl NamedPack {
-    /// The tree of a name that [`TreeShape::named`] knows with about `rows` tokens, or for
-    /// `recorded` the fullest pack of at most `rows` tokens that the recorded runs in `data` give.
+    /// The tree with a name of [`TreeShape::named`] and about `rows` tokens, or for `recorded` the
+    /// fullest pack of at most `rows` tokens of the recorded runs in `data`.
     ///
     /// # Errors
-    /// If there is no such tree, the file cannot be read, or no tree in it fits.
+    /// If the name is unknown, the file cannot be read, or no tree in it fits.
     pub fn new(name: &str, rows: usize, data: &Path) -> Result<Self> {
         let trajectories = match name {
             "recorded" => load_trajectories([data])?,
             _ => TreeShape::named(name, rows)
                 .with_context(|| {
                     format!(
-                        "no tree {name:?}: there are {}, recorded",
+                        "unknown tree {name:?}, expected one of {}, recorded",
                         TreeShape::NAMES.join(", ")
                     )
                 })?
@@ -47,7 +47,7 @@ impl NamedPack {
         })
     }
 
-    /// Saves all packs in a folder, which is made if it is not there.
+    /// Saves all packs in a folder, which is created if needed.
     ///
     /// # Errors
     /// If a file cannot be written.

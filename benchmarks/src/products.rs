@@ -1,4 +1,4 @@
-//! The matrix products of a training step, timed one by one in the form autodiff makes them.
+//! The matrix products of a training step, timed one by one in the layout that autodiff uses.
 
 use std::collections::BTreeMap;
 
@@ -15,19 +15,19 @@ use burn_tree_trainer::report::timing::{Repetitions, seconds};
 pub struct ProductTimes {
     /// The products of all blocks.
     pub blocks: Rate,
-    /// Those of the head.
+    /// The products of the head.
     pub head: Rate,
     /// FLOP/s by the shape `[input, output]` of the matrix: output, gradient of the input, and
     /// gradient of the matrix.
     pub by_shape: Vec<([usize; 2], [f64; 3])>,
 }
 
-/// Work and time of one row.
+/// FLOPs and seconds per row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rate {
-    /// FLOPs of a row.
+    /// FLOPs per row.
     pub flops: f64,
-    /// Seconds of a row.
+    /// Seconds per row.
     pub seconds: f64,
 }
 
@@ -73,19 +73,19 @@ impl ProductTimes {
         }
     }
 
-    /// Seconds that the products of a step take at this rate.
+    /// Seconds of the products of a step at these rates.
     pub fn seconds(&self, counts: &StepCounts) -> f64 {
         counts.tokens as f64 * self.blocks.seconds
             + counts.projected_rows as f64 * self.head.seconds
     }
 
-    /// Their FLOPs.
+    /// FLOPs of the products of a step.
     pub fn flops(&self, counts: &StepCounts) -> f64 {
         counts.tokens as f64 * self.blocks.flops + counts.projected_rows as f64 * self.head.flops
     }
 }
 
-/// How many matrices of each shape `[input, output]` the blocks have.
+/// Number of matrices of each shape `[input, output]` in the blocks.
 fn block_matrices(config: &ModelConfig) -> BTreeMap<[usize; 2], usize> {
     let mut matrices = BTreeMap::new();
     for shape in (0..config.num_hidden_layers).flat_map(|layer| projections(config, layer)) {

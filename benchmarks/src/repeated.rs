@@ -1,16 +1,16 @@
-//! Whether repetitions of a computation give the same numbers, compared on the device.
+//! Checks on the device whether repetitions of a computation give the same bits.
 
 use std::fmt;
 
 use burn::tensor::{Bool, Device, Int, Tensor};
 use serde::Serialize;
 
-/// Runs, and how many of them gave other numbers than the first.
+/// Number of runs, and of those that differ from the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Repeated {
-    /// Runs that were compared with the first.
+    /// Runs compared with the first.
     pub runs: usize,
-    /// Those in which at least one number differs.
+    /// Runs with at least one different value.
     pub different: usize,
 }
 
@@ -30,7 +30,7 @@ pub struct Repetition {
 }
 
 impl Repetition {
-    /// No runs.
+    /// A count of no runs.
     pub fn new(device: &Device) -> Self {
         Self {
             runs: 0,
@@ -44,7 +44,7 @@ impl Repetition {
         self.different = self.different.clone() + differs.int();
     }
 
-    /// Waits for the device.
+    /// Reads the counter. Waits for the device.
     pub fn result(self) -> Repeated {
         Repeated {
             runs: self.runs,
@@ -53,7 +53,7 @@ impl Repetition {
     }
 }
 
-/// Whether a number differs: all bits count but the sign of zero, and NaN differs from itself.
+/// Whether a value differs: all bits count except the sign of zero; NaN always differs.
 pub fn differ<const D: usize>(first: &Tensor<D>, again: Tensor<D>) -> Tensor<1, Bool> {
     first.clone().not_equal(again).any()
 }

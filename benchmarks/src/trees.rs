@@ -2,20 +2,20 @@
 
 use tree_pack::Trajectory;
 
-/// Of the tokens at positions `0..PERIOD` of every period, those in the second half are trained.
+/// Of every `PERIOD` positions, the second half is trained.
 const PERIOD: usize = 64;
 
-/// Leaves of [`TreeShape::two_forks`].
+/// Number of leaves of [`TreeShape::two_forks`].
 pub const LEAVES: usize = 16;
 
-/// A tree as nodes in depth-first order, each with its parent and its number of tokens.
+/// A tree as nodes in depth-first order, with parents and numbers of tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeShape {
     nodes: Vec<(Option<usize>, usize)>,
 }
 
 impl TreeShape {
-    /// Names that [`TreeShape::named`] knows.
+    /// The names of [`TreeShape::named`].
     pub const NAMES: [&str; 5] = ["star8", "star16", "comb", "leaf40", "causal"];
 
     /// A tree of about `rows` tokens, by name:
@@ -77,7 +77,7 @@ impl TreeShape {
     }
 
     /// The root-to-leaf paths as trajectories of `task`, half of whose tokens are trained. Token
-    /// ids are below `vocab_size`, depend on the task, and siblings differ in their first.
+    /// ids are below `vocab_size` and depend on the task; the first tokens of siblings differ.
     ///
     /// # Panics
     /// If a node has more children than there are token ids.
@@ -128,7 +128,7 @@ fn comb(turns: usize) -> Vec<(Option<usize>, usize)> {
     nodes
 }
 
-/// SplitMix64's finaliser: spreads consecutive numbers.
+/// The finaliser of SplitMix64: scrambles consecutive numbers.
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -172,7 +172,7 @@ mod tests {
             let forests = build_forests(&trajectories).unwrap();
             let stats = TreeStats::of_all(&forests, &trajectories);
             let reached = stats.prefix_overlap_ratio();
-            // Nodes are whole tokens.
+            // Nodes have whole tokens.
             assert!((reached - overlap).abs() < 1e-3, "{overlap}: {reached}");
         }
         assert_eq!(TreeShape::two_forks(0.97, 2048), None);

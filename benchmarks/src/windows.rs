@@ -1,5 +1,5 @@
-//! How trees are cut into windows: what recurrent kernels compute besides the tokens, and what has
-//! to wait for what.
+//! Statistics of the windows of trees: padding rows and sequential dependencies of recurrent
+//! kernels.
 
 use burn_tree_ssm::TreeRecurrence;
 use serde::Serialize;
@@ -8,10 +8,10 @@ use tree_pack::{Pack, TreeLayout};
 /// Rows of a full window.
 pub const WINDOW_ROWS: usize = 64;
 
-/// Rows of the tiles that a window is computed in.
+/// Rows of the tiles of a window.
 pub const TILE_ROWS: usize = 16;
 
-/// Windows of some packs, one recurrence each.
+/// Windows of some packs, each with its own recurrence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct WindowStats {
     /// Tokens of all packs.
@@ -22,20 +22,20 @@ pub struct WindowStats {
     pub windows: usize,
     /// Launches of the forward scan of the pack that needs most.
     pub levels: usize,
-    /// Windows that follow each other at most, over all levels.
+    /// Longest chain of dependent windows, over all levels.
     pub longest_chain: usize,
-    /// Rows of whole windows if each holds a piece of one node, by token.
+    /// Rows of whole windows per token, if each window held a piece of one node only.
     pub node_windows: f64,
-    /// Rows of whole tiles if each window holds a piece of one node, by token.
+    /// Rows of whole tiles per token, if each window held a piece of one node only.
     pub node_tiles: f64,
-    /// Rows of whole windows as they are cut, by token.
+    /// Rows of whole windows per token.
     pub bundle_windows: f64,
-    /// Rows of whole tiles as they are cut, by token: what the kernels compute.
+    /// Rows of whole tiles per token: the rows that kernels compute.
     pub bundle_tiles: f64,
 }
 
 impl WindowStats {
-    /// Cuts every pack by itself.
+    /// The windows of every pack.
     pub fn of_packs(packs: &[Pack]) -> Self {
         let mut stats = Self::default();
         let mut rows = [0; 4];
@@ -67,7 +67,7 @@ impl WindowStats {
     }
 }
 
-/// Rows if every node is cut into pieces and none holds anything else, in units of `unit` rows.
+/// Rows in units of `unit`, if every window held a piece of one node only.
 fn in_node_pieces(layout: &TreeLayout, unit: usize) -> usize {
     let lengths = layout.segments.iter().map(|node| node.end - node.start);
     lengths
@@ -99,8 +99,8 @@ mod tests {
         assert_eq!(stats.bundle_tiles, 1.0);
     }
 
-    /// A prompt of 128 and 16 answers of 56: all answers wait for the prompt's two windows, and
-    /// whole windows of 64 rows hold 56 tokens of one node.
+    /// A prompt of 128 and 16 answers of 56: all answers depend on the two windows of the prompt,
+    /// and whole windows of 64 rows hold 56 tokens of one node.
     #[test]
     fn answers_wait_for_the_prompt_only() {
         let stats = stats("star16", 1024);
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(stats.node_windows, (128.0 + 16.0 * 64.0) / 1024.0);
     }
 
-    /// Leaves of 40 stay alone in windows of 64, three tiles each.
+    /// Leaves of 40 have a window of 64 rows each, with three tiles.
     #[test]
     fn tiles_pad_less_than_windows() {
         let stats = stats("leaf40", 1024);

@@ -1,17 +1,16 @@
-//! Language models in Burn that train on trees, with weights from and to Hugging Face folders, and
-//! LoRA: Qwen3, Qwen3-Next and Qwen3.5, Llama 3 and Qwen2.
+//! Language models in Burn for training on trees: Qwen3, Qwen3-Next and Qwen3.5, Llama 3 and Qwen2,
+//! with weights in Hugging Face's format, and LoRA.
 //!
-//! A model is a [`CausalLm`], built from a [`ModelConfig`]. Both are the same for all families:
+//! A model is a [`CausalLm`], built from a [`ModelConfig`]. Both types are common to all families:
 //!
-//! * [`layers`]: what blocks are made of. They know nothing of families, only the settings that a
-//!   [`ModelConfig`] has.
-//! * [`qwen3`], [`llama`], [`qwen2`]: one folder for each [`Family`], which reads its `config.json`
-//!   into a [`ModelConfig`], writes it back, and has built-in configurations.
+//! * [`layers`]: the layers of blocks, which depend on a [`ModelConfig`] but not on a family.
+//! * [`qwen3`], [`llama`], [`qwen2`]: one folder per [`Family`], which reads and writes its
+//!   `config.json` and has built-in configurations.
 //! * [`registry`]: the list of families, by `model_type`.
 //! * [`weights`]: checkpoints in safetensors.
 //! * [`size`]: parameters, operations and memory of a model, from its [`ModelConfig`].
 //!
-//! A new family whose blocks are made of known layers is a folder and a line in [`registry`].
+//! A new family with existing layers needs a folder and an entry in [`registry`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

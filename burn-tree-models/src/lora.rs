@@ -1,4 +1,4 @@
-//! LoRA on the projections of a model, and its export in PEFT's layout.
+//! LoRA on the projections of a model, and export in PEFT's format.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,20 +10,20 @@ use serde_json::json;
 use crate::model::CausalLm;
 use crate::weights::{HfTensor, WeightsError, key_of, write_adapter};
 
-/// Which adapters a model gets. There is no dropout: it would draw other masks for a packed tree
-/// than for its trajectories one by one.
+/// The options of the adapters. There is no dropout, because its masks would differ between a
+/// packed tree and separate trajectories.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraSettings {
-    /// Rank of the factors.
+    /// Rank of the adapters.
     pub rank: usize,
-    /// Factors are scaled by `alpha / rank`.
+    /// The adapters are scaled by `alpha / rank`.
     pub alpha: f64,
-    /// Names of the adapted linear layers, such as `q_proj`; all of the model's projections
-    /// (`*_proj` and `in_proj_*`) if `None`.
+    /// Names of the adapted linear layers, such as `q_proj`; `None` adapts all projections
+    /// (`*_proj` and `in_proj_*`).
     pub target_modules: Option<Vec<String>>,
 }
 
-/// Settings that cannot be applied.
+/// Options that cannot be applied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoraError {
     /// The rank is 0.
@@ -37,7 +37,7 @@ pub enum LoraError {
     Target {
         /// The name.
         name: String,
-        /// Layers the model has.
+        /// The linear layers of the model.
         found: Vec<String>,
     },
 }
@@ -52,10 +52,11 @@ impl LoraSettings {
         }
     }
 
-    /// Freezes `model` and attaches adapters that leave its outputs unchanged at first.
+    /// Freezes `model` and attaches adapters, which do not change its outputs initially.
     ///
-    /// The factors are drawn from the random numbers of the device: seed it for reproducible runs.
-    /// Experts are stored as one tensor per layer and stay frozen without adapters.
+    /// The adapters are drawn from the random generator of the device: seed it for reproducible
+    /// runs. Routed experts, which are stored as one tensor per layer, are frozen and get no
+    /// adapters.
     pub fn apply(&self, model: CausalLm) -> Result<CausalLm, LoraError> {
         if self.rank == 0 {
             return Err(LoraError::Rank);
@@ -88,8 +89,8 @@ impl LoraSettings {
     }
 
     /// Writes the adapters of `model` as a PEFT folder: `adapter_config.json` and
-    /// `adapter_model.safetensors` in f32. `base_model` is the name or folder of the model they
-    /// belong to. `folder` must not exist, or be empty.
+    /// `adapter_model.safetensors` in f32. `base_model` is the name or folder of the base model.
+    /// `folder` must be absent or empty.
     pub fn save_adapter(
         &self,
         model: &CausalLm,
@@ -115,12 +116,12 @@ impl LoraSettings {
     }
 }
 
-/// The model with its adapters added to the weights they adapt, for export or inference.
+/// The model with its adapters merged into its weights, for export or inference.
 pub fn merged(model: &CausalLm) -> CausalLm {
     model.valid().materialize()
 }
 
-/// Module path of the weight, and name, of each linear layer.
+/// Module path and name of each linear layer.
 #[derive(Default)]
 struct LinearLayers {
     path: Vec<(String, bool)>,
@@ -138,7 +139,7 @@ impl ModuleVisitor for LinearLayers {
     }
 
     fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
-        // A bias stays as it is.
+        // Biases have no adapters.
         if let [.., (layer, _), (_, true)] = self.path.as_slice()
             && D == 2
         {
@@ -148,7 +149,7 @@ impl ModuleVisitor for LinearLayers {
     }
 }
 
-/// Factors of all adapters, in PEFT's layout.
+/// The factors of all adapters, in PEFT's layout.
 #[derive(Default)]
 struct Factors {
     path: Vec<String>,
@@ -167,7 +168,7 @@ impl ModuleVisitor for Factors {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let path: Vec<&str> = self.path.iter().map(String::as_str).collect();
-        // The reparameterization of a weight is named between it and its factors.
+        // The module path contains the name of the reparameterization between weight and factor.
         let (module, factor) = match path.as_slice() {
             [module @ .., "weight", "lora", "a"] => (module, "lora_A"),
             [module @ .., "weight", "lora", "b"] => (module, "lora_B"),

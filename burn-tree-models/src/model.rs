@@ -1,4 +1,4 @@
-//! The whole model.
+//! The language model.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::precision;
 
 /// A language model of any family.
 ///
-/// Matrices of linear layers are those of a Hugging Face checkpoint, transposed; [`weights`] knows
-/// the keys.
+/// Matrices of linear layers are those of a Hugging Face checkpoint, transposed. [`weights`]
+/// defines the keys.
 ///
 /// [`weights`]: crate::weights
 ///
@@ -45,13 +45,13 @@ pub struct CausalLm {
     pub embed_tokens: Embedding,
     /// The blocks.
     pub layers: Vec<Block>,
-    /// Before the head.
+    /// The final norm.
     pub norm: RmsNorm,
-    /// The head, if it is not the embedding.
+    /// The head; `None` if it shares the weight of the embedding.
     pub lm_head: Option<LmHead>,
 }
 
-/// A head with a weight of its own.
+/// A separate head.
 #[derive(Module, Debug)]
 pub struct LmHead {
     /// `[vocab, hidden]`
@@ -59,10 +59,9 @@ pub struct LmHead {
 }
 
 impl CausalLm {
-    /// A model with random weights: matrices and convolutions from a normal distribution of
-    /// standard deviation `initializer_range`, norms that change no scale, and rates of decay
-    /// between 0.01 and 16, as the reference models draw them. The same seed gives the same weights
-    /// on every device.
+    /// A model with random weights, initialised as the reference models: matrices and convolutions
+    /// from a normal distribution with standard deviation `initializer_range`, norms with scale
+    /// one, decay rates between 0.01 and 16. The same seed gives the same weights on every device.
     pub fn random(config: &ModelConfig, seed: u64, dtype: FloatDType, device: &Device) -> Self {
         let mut source = RandomSource::new(config.initializer_range, seed, dtype, device);
         let Ok(model) = Self::build(config, &mut source);
@@ -95,12 +94,12 @@ impl CausalLm {
         })
     }
 
-    /// [`precision::stays_wide`], for [`burn_tree_train::shadow`].
+    /// The argument `keep` of [`burn_tree_train::shadow`]: [`precision::stays_wide`].
     pub fn stays_wide(path: &str) -> bool {
         precision::stays_wide(path)
     }
 
-    /// The dtype in which the blocks compute: that of their projections.
+    /// The compute dtype of the blocks: that of their projections.
     fn compute_dtype(&self) -> DType {
         match self.layers.first() {
             Some(block) => block.compute_dtype(),

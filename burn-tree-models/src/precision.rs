@@ -1,27 +1,27 @@
-//! Dtypes in which a model computes, and which of its parameters keep theirs.
+//! Compute dtypes of a model.
 
 use burn::module::Module;
 use burn::tensor::FloatDType;
 use burn_tree_train::shadow;
 
-/// Dtypes in which a model computes; its norms, the vectors of its gates, parameters and optimizer
-/// stay as they are.
+/// The compute dtypes of a model. Norms, gate vectors, master parameters and optimizer keep their
+/// dtypes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Precision {
     /// The blocks.
     pub blocks: FloatDType,
-    /// Embedding and head, which may be one matrix.
+    /// Embedding and head, which may share one matrix.
     pub head: FloatDType,
 }
 
 impl Precision {
-    /// Everything in f32.
+    /// All in f32.
     pub const F32: Self = Self {
         blocks: FloatDType::F32,
         head: FloatDType::F32,
     };
 
-    /// The copy of `master` that computes; nothing is copied for what has its dtype already.
+    /// The compute copy of `master`. Parameters that already have their dtype are not copied.
     pub fn shadow<M: Module>(self, master: &M) -> M {
         let blocks = shadow(master, self.blocks, stays_wide);
         let head = |path: &str| is_vector(path) || is_in_block(path);
@@ -29,17 +29,16 @@ impl Precision {
     }
 }
 
-/// Whether a parameter of this crate's modules, by its module path, keeps its dtype in a copy whose
-/// blocks compute in a narrower one (see [`burn_tree_train::shadow`]): norms, the gates' vectors of
-/// recurrent layers, the embedding and the head. The blocks then compute in the dtype of their
-/// projections.
+/// Whether a parameter, given by its module path, keeps its dtype in a copy with narrower blocks
+/// (see [`burn_tree_train::shadow`]): norms, the gate vectors of recurrent layers, the embedding
+/// and the head. The blocks compute in the dtype of their projections.
 pub fn stays_wide(path: &str) -> bool {
     is_vector(path) || !is_in_block(path)
 }
 
-/// Whether a parameter is one number per feature or head by which others are scaled: small, and of
-/// more effect than a matrix's entry. (Biases of projections are not: they are added in the dtype
-/// of the product.)
+/// Whether a parameter is a vector of scales per feature or head: small, and more sensitive to
+/// rounding than a matrix. (Biases of projections are not: they are added in the dtype of the
+/// product.)
 pub fn is_vector(path: &str) -> bool {
     ["norm.weight", "a_log", "dt_bias"]
         .iter()

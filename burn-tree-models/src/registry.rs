@@ -1,4 +1,4 @@
-//! The families of models there are.
+//! The registry of model families.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::config::{ConfigError, Fields, ModelConfig};
 use crate::{llama, qwen2, qwen3};
 
-/// All families; the first built-in configuration of a name counts.
+/// All families. If several have a built-in configuration of the same name, the first counts.
 pub static FAMILIES: [&Family; 5] = [
     &qwen3::QWEN3,
     &qwen3::QWEN3_NEXT,
@@ -16,27 +16,27 @@ pub static FAMILIES: [&Family; 5] = [
     &qwen2::QWEN2,
 ];
 
-/// A family of models: how its `config.json` is read and written.
+/// A model family: reading and writing of its `config.json`.
 pub struct Family {
-    /// What it is called.
+    /// Name of the family.
     pub name: &'static str,
     /// Values of `model_type` that it reads.
     pub model_types: &'static [&'static str],
-    /// Its built-in configurations.
+    /// Built-in configurations.
     pub presets: &'static [Preset],
-    /// Starts of the keys of tensors that its checkpoints may have and that are not loaded.
+    /// Prefixes of the keys of tensors that are ignored in its checkpoints.
     pub(crate) skipped_keys: &'static [&'static str],
-    /// Reads the fields of a file of this `model_type`, which has been taken out.
+    /// Reads the fields of a file of the given `model_type`.
     pub(crate) read: fn(Fields, &str) -> Result<ModelConfig, ConfigError>,
-    /// Adds to the fields that all families have those that only this one has.
+    /// Writes the fields that are specific to the family.
     pub(crate) write: fn(&ModelConfig, &mut Map<String, Value>),
 }
 
 /// A built-in configuration.
 pub struct Preset {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// What it is.
+    /// The configuration.
     pub config: fn() -> ModelConfig,
 }
 
@@ -52,10 +52,10 @@ impl PartialEq for Family {
     }
 }
 
-/// The family that reads files of this `model_type`.
+/// The family that reads this `model_type`.
 ///
 /// # Errors
-/// If there is none; the error lists the known ones.
+/// If there is none. The error lists the known ones.
 pub fn family_of(model_type: &str) -> Result<&'static Family, ConfigError> {
     let family = FAMILIES
         .into_iter()
@@ -68,10 +68,10 @@ pub fn family_of(model_type: &str) -> Result<&'static Family, ConfigError> {
     })
 }
 
-/// The built-in configuration of this name, with as many token ids as its tokenizer has.
+/// The built-in configuration of this name, with the vocabulary size of its tokenizer.
 ///
 /// # Errors
-/// If there is none; the error lists their names.
+/// If there is none. The error lists the names.
 pub fn preset(name: &str) -> Result<ModelConfig, ConfigError> {
     let presets = || FAMILIES.into_iter().flat_map(|family| family.presets);
     match presets().find(|preset| preset.name == name) {

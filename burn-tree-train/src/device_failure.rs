@@ -1,11 +1,11 @@
-//! Failures of a device that the results do not show.
+//! Device failures that do not show in the results.
 //!
-//! When a device cannot compute something, for want of memory above all, CubeCL marks the buffers
-//! that were not written, skips kernels that would read them, and marks what these would have written:
-//! to read a marked tensor is an error. But a kernel that writes **part** of a buffer clears the mark
-//! of all of it (CubeCL 0.11.3): what follows runs on whatever memory holds. So the marks are asked
-//! for where they still are: those of the parameters when a step begins, and those of what the
-//! operations of these crates return when it ends.
+//! When a CubeCL device cannot compute something, most often for lack of memory, CubeCL marks the
+//! unwritten buffers, skips kernels that would read them, and marks the outputs of these kernels.
+//! Reading a marked tensor is an error. But a kernel that writes **part** of a buffer clears the
+//! mark of the whole buffer (CubeCL 0.11.3), and later kernels read uninitialised memory. The marks
+//! are therefore checked early: those of the parameters at the start of a step, and those of the
+//! results of these crates' operations at its end.
 
 #[cfg(feature = "cubecl-backend")]
 use burn::backend::DispatchDevice;
@@ -14,26 +14,26 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 use thiserror::Error;
 
-/// A parameter that its device could not compute.
+/// A parameter that the device could not compute.
 #[derive(Debug, Error)]
 #[error("the device could not compute the parameter {name}: {source}")]
 pub struct ParameterFailure {
-    /// Its module path.
+    /// Module path of the parameter.
     pub name: String,
-    /// What the device reports.
+    /// The error of the device.
     pub source: ExecutionError,
 }
 
-/// Tells whether the device could compute every float parameter of a module: [`step_gradients`] and
-/// [`step_forward`] ask before they begin, a training loop asks after an update. Copies nothing and
-/// does not wait for the GPU. On other than CubeCL devices, where a failure is a panic, it does
-/// nothing.
+/// Checks that the device could compute every float parameter of a module. [`step_gradients`] and
+/// [`step_forward`] call it at the start; a training loop calls it after an update. It copies
+/// nothing and does not wait for the GPU. On devices other than CubeCL's, where a failure is a
+/// panic, it does nothing.
 ///
 /// [`step_gradients`]: crate::step_gradients
 /// [`step_forward`]: crate::step_forward
 ///
 /// # Errors
-/// [`ParameterFailure`] of the first one.
+/// [`ParameterFailure`] for the first such parameter.
 pub fn check_parameters<M: Module>(module: &M) -> Result<(), ParameterFailure> {
     struct Check {
         path: Vec<String>,
@@ -51,7 +51,7 @@ pub fn check_parameters<M: Module>(module: &M) -> Result<(), ParameterFailure> {
             if self.failure.is_some() || !is_cubecl(&value.device()) {
                 return;
             }
-            // The mark is looked at now, and the numbers when somebody looks at the bytes.
+            // This call checks the mark; the data would be copied only when its bytes are read.
             if let Err(source) = value.try_into_data() {
                 let name = self.path.join(".");
                 self.failure = Some(ParameterFailure { name, source });
@@ -79,15 +79,15 @@ fn is_cubecl(device: &Device) -> bool {
     }
 }
 
-/// Waits for a device and tells whether it failed to compute anything that the operations of these
-/// crates gave or got since the last call. Call it after each step, before its result is used, and
+/// Waits for a device and checks that it computed all inputs and results of these crates'
+/// operations since the last call. Call it after each step before using the result, and
 /// [`check_parameters`] after the update.
 ///
-/// It also fails if another thread's work on the device did. On other than CubeCL devices it only
-/// waits.
+/// It also fails if the work of another thread on the device failed. On devices other than CubeCL's
+/// it only waits.
 ///
 /// # Errors
-/// [`ExecutionError`] of what failed first.
+/// [`ExecutionError`] of the first failure.
 pub fn check_device(device: &Device) -> Result<(), ExecutionError> {
     device.sync()?;
     #[cfg(feature = "cubecl-backend")]

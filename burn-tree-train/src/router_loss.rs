@@ -2,20 +2,19 @@
 //!
 //! Over the tokens of all trajectories and all mixture layers, `f_e` is the number of times that
 //! expert `e` was chosen and `P_e` the sum of its probabilities, both divided by the number of
-//! tokens times layers; the loss is `E * sum_e f_e P_e`. On a tree a token counts as often as
-//! trajectories pass through it, in `f`, in `P` and in the denominator.
+//! tokens times layers. The loss is `E * sum_e f_e P_e`. On a tree, a token counts in `f`, in `P`
+//! and in the denominator once per trajectory that contains it.
 //!
-//! The product makes it a loss of the whole optimizer step: over several packs it is not the sum
-//! of their own losses. [`RouterLoad`] therefore collects `f` and the denominator first (a forward
-//! pass without gradients over the packs of the step), after which [`load_balancing_loss`] is
-//! linear in the probabilities, and the packs' losses add up. With the load of one pack it is the
-//! loss of that pack.
+//! Because of the product, the loss of an optimizer step is not the sum of the losses of its packs.
+//! [`RouterLoad`] therefore collects `f` and the denominator first, in a forward pass without
+//! gradients. [`load_balancing_loss`] is then linear in the probabilities, and is summed over
+//! packs. With the load of one pack it is the loss of that pack.
 
 use burn::tensor::{Tensor, TensorData};
 
 use crate::RouterOutput;
 
-/// How often each expert was chosen, over any number of packs.
+/// The number of times each expert was chosen, over any number of packs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RouterLoad {
     /// `[E]` choices, each counted by the multiplicity of its token.
@@ -26,7 +25,7 @@ pub struct RouterLoad {
 
 impl RouterLoad {
     /// Adds a pack: the routing of each mixture layer, and `multiplicity [B * N]`, the number of
-    /// trajectories through each token (0 in padding).
+    /// trajectories that contain each token (0 in padding).
     ///
     /// # Panics
     ///
@@ -63,8 +62,8 @@ impl RouterLoad {
 }
 
 /// Contribution of a pack to the load-balancing loss of the step that `load` was collected over,
-/// `[1]`: `E * sum_e f_e * (sum_{layers, tokens} multiplicity * p_e) / total`. Not yet multiplied
-/// by the coefficient of the loss.
+/// `[1]`: `E * sum_e f_e * (sum_{layers, tokens} multiplicity * p_e) / total`, without the
+/// coefficient of the loss.
 ///
 /// # Panics
 ///

@@ -1,9 +1,9 @@
-//! Computing in one dtype, keeping parameters in another.
+//! Mixed precision: master parameters in one dtype, computation in another.
 //!
-//! The optimizer holds a **master** module, usually in f32. Once per optimizer step [`shadow`]
-//! makes a copy for the forward and backward passes, usually in bf16, whose parameters have the
-//! same ids. The gradients of every pass are widened with [`widen_gradients`] before they are
-//! accumulated, and the optimizer applies their sum to the master.
+//! The optimizer holds a **master** module, usually in f32. Once per optimizer step, [`shadow`]
+//! makes a copy for the forward and backward passes, usually in bf16, with the same parameter ids.
+//! [`widen_gradients`] casts the gradients of each pack to f32 before they are accumulated, and the
+//! optimizer applies their sum to the master.
 //!
 //! ```
 //! use burn::module::Param;
@@ -30,12 +30,12 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType, Tensor};
 
-/// A copy of `master` that computes in `dtype`: parameters are leaves of their own with the ids of
-/// the master's, frozen where those are frozen.
+/// A copy of `master` that computes in `dtype`. Its parameters are separate leaves with the ids of
+/// the master's; frozen parameters stay frozen.
 ///
-/// Parameters whose module path (such as `layers.0.input_layernorm.weight`) satisfies `keep` stay
-/// as they are: norms and the head should. Nothing is copied for them, nor for parameters that
-/// have `dtype` already.
+/// Parameters whose module path (such as `layers.0.input_layernorm.weight`) satisfies `keep` are
+/// not cast: norms and the head should be kept. They are not copied, nor are parameters that
+/// already have `dtype`.
 pub fn shadow<M: Module>(master: &M, dtype: FloatDType, keep: impl Fn(&str) -> bool) -> M {
     master.clone().map(&mut Caster {
         dtype: dtype.into(),
@@ -65,7 +65,7 @@ impl<F: Fn(&str) -> bool> ModuleMapper for Caster<F> {
         }
         let (id, value, mapper) = param.consume();
         let (autodiff, trained) = (value.is_autodiff(), value.is_require_grad());
-        // Cast below autodiff: a cast in the graph would be shared by the passes of a step.
+        // Cast below autodiff: the packs of a step would share a cast in the graph.
         let mut value = value.without_autodiff().cast(self.dtype);
         if autodiff {
             value = value.autodiff().set_require_grad(trained);
@@ -74,7 +74,7 @@ impl<F: Fn(&str) -> bool> ModuleMapper for Caster<F> {
     }
 }
 
-/// The gradients of `module` in at least f32, so that sums of many of them keep their digits.
+/// Casts the gradients of `module` to at least f32, so that sums of many of them keep precision.
 pub fn widen_gradients<M: Module>(mut gradients: GradientsParams, module: &M) -> GradientsParams {
     module.visit(&mut Widener(&mut gradients));
     gradients

@@ -1,23 +1,23 @@
-//! The library of the training programs: the programs themselves read as recipes on top of it.
+//! The library of the training programs, whose recipes consist of its parts.
 //!
 //! ```text
-//! options -> data -> plan -> run (pass -> optim -> objective) -> report
+//! options -> data -> plan -> run (variant -> optim -> loss) -> report
 //! ```
 //!
-//! * [`options`]: command-line options that the programs share.
-//! * [`data`]: trajectories from files, which of them are used, pairs and rewards.
-//! * [`plan`]: which tasks make up which step, schedules, trees or separate trajectories.
-//! * [`objective`]: the losses of the programs, on top of those of `burn-tree-train`.
+//! * [`options`]: command-line options shared by the programs.
+//! * [`data`]: reading and selecting trajectories, preference pairs and rewards.
+//! * [`plan`]: the tasks of each step, schedules, trees or separate trajectories.
+//! * [`loss`]: the losses of the programs, on top of those of `burn-tree-train`.
 //! * [`optim`]: one optimizer step.
-//! * [`run`]: a run from its first to its last step, with checkpoints.
-//! * [`memory`]: what a step needs, before it is made.
-//! * [`report`]: metrics, pictures and what is printed.
+//! * [`run`]: the training loop, with checkpoints.
+//! * [`memory`]: estimated memory of a step.
+//! * [`report`]: metrics, plots and tables.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod data;
+pub mod loss;
 pub mod memory;
-pub mod objective;
 pub mod optim;
 pub mod options;
 pub mod plan;

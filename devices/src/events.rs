@@ -1,4 +1,4 @@
-//! What the crates tell subscribers of `tracing`, for tests.
+//! Records `tracing` events, for tests.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber, span};
 
-/// Keeps the events of a crate: the text fields of each, one after another, such as
-/// `rms_norm kernel`. From all threads if it is the subscriber of the process, since Fusion runs
-/// operations on its own.
+/// Records the events with one target: their text fields, concatenated, such as `rms_norm kernel`.
+/// As the global subscriber it records all threads, because Fusion runs operations on its own
+/// thread.
 #[derive(Clone, Debug)]
 pub struct Events {
     target: &'static str,
@@ -16,13 +16,13 @@ pub struct Events {
 }
 
 impl Events {
-    /// Of events with this target.
+    /// The target.
     pub fn of(target: &'static str) -> Self {
         let texts = Arc::default();
         Self { target, texts }
     }
 
-    /// The events since the last time this was asked.
+    /// The events since the last call.
     pub fn take(&self) -> Vec<String> {
         std::mem::take(&mut self.texts.lock().unwrap())
     }

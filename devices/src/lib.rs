@@ -1,5 +1,5 @@
-//! Devices by name, for the programs and the tests. Which names exist depends on the backends that
-//! were built in, each by its feature. [`Events`] tell tests what ran there.
+//! Devices by name, for programs and tests. The names depend on the enabled backend features.
+//! [`Events`] record which implementations ran.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Burn keeps the NdArray and LibTorch constructors until 0.23.
@@ -12,26 +12,26 @@ use thiserror::Error;
 
 pub use events::Events;
 
-/// A device that cannot be used.
+/// Errors of a device name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DeviceError {
-    /// No backend of this name is built in.
+    /// The backend is not built in.
     #[error(
         "device {name:?}: built in are {}; others come with the Cargo feature of the same name, \
          libtorch and libtorch-cuda with tch",
         built_in().join(", ")
     )]
     Unknown {
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
-    /// What follows the colon is not an index.
+    /// The text after the colon is not an index.
     #[error("device {device:?}: expected a number after the colon, as in cuda:0")]
     Index {
         /// The device as given.
         device: String,
     },
-    /// The backend has one device only.
+    /// The backend has a single device.
     #[error("device {device:?}: {name} has one device and takes no index")]
     NoIndex {
         /// The device as given.
@@ -41,7 +41,7 @@ pub enum DeviceError {
     },
 }
 
-/// Name of the environment variable that chooses the device of tests and benchmarks.
+/// Environment variable that selects the device of tests and benchmarks.
 pub const DEVICE_VARIABLE: &str = "BURN_DEVICE";
 
 /// The name in `BURN_DEVICE`, or `flex`.
@@ -52,20 +52,20 @@ pub fn name_from_environment() -> String {
 /// The device named by `BURN_DEVICE` (Flex if it is not set), without autodiff.
 ///
 /// # Panics
-/// If there is none of that name: tests must not run elsewhere unnoticed.
+/// If the device does not exist, so that tests do not run on another one.
 pub fn device_from_environment() -> Device {
     device_by_name(&name_from_environment())
         .unwrap_or_else(|error| panic!("{DEVICE_VARIABLE}: {error}"))
 }
 
-/// Whether that device computes in `dtype`. In f64, runtimes that compile to WGSL do not, though
-/// they store it: WGSL has no exponential of it, and what Burn gets instead is wrong.
+/// Whether the device supports `dtype`. WGSL runtimes store f64, but WGSL has no f64 exponential,
+/// and the results would be wrong.
 pub fn computes_in(dtype: DType) -> bool {
     let is_wgsl = ["wgpu", "vulkan", "metal"].contains(&backend_from_environment().as_str());
     device_from_environment().supports_dtype(dtype) && !(is_wgsl && dtype == DType::F64)
 }
 
-/// Whether that device belongs to a CubeCL runtime.
+/// Whether the device belongs to a CubeCL runtime.
 pub fn is_cubecl() -> bool {
     !["flex", "ndarray", "libtorch", "libtorch-cuda"].contains(&backend_from_environment().as_str())
 }
@@ -79,7 +79,7 @@ fn backend_from_environment() -> String {
     }
 }
 
-/// Names of the backends that are built in.
+/// Names of the built-in backends.
 pub fn built_in() -> Vec<&'static str> {
     let all = [
         (cfg!(feature = "flex"), "flex"),
@@ -99,10 +99,10 @@ pub fn built_in() -> Vec<&'static str> {
         .collect()
 }
 
-/// The device called `name` or `name:index`, without automatic differentiation.
+/// The device `name` or `name:index`, without autodiff.
 ///
 /// # Errors
-/// [`DeviceError`] if no such backend is built in, or the index is not one.
+/// [`DeviceError`] if the backend is not built in, or the index is invalid.
 pub fn device_by_name(device: &str) -> Result<Device, DeviceError> {
     let (name, index) = match device.split_once(':') {
         None => (device, None),

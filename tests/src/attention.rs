@@ -1,4 +1,4 @@
-//! `tree_attention` of packs against causal attention of each sequence in plain loops.
+//! `tree_attention` on packs compared with causal attention of each sequence in plain loops.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_tree_attn::{TreeAttentionOptions, TreeMask, tree_attention};
@@ -17,13 +17,13 @@ pub struct AttentionSetup {
     pub query_heads: usize,
     /// Heads of key and value.
     pub key_heads: usize,
-    /// Numbers of one head of query and key.
+    /// Features of a query or key head.
     pub dim: usize,
-    /// Numbers of one head of value and output.
+    /// Features of a value head.
     pub value_dim: usize,
     /// Options.
     pub options: Settings,
-    /// Seed of the numbers.
+    /// Seed of the values.
     pub seed: u64,
 }
 
@@ -53,7 +53,7 @@ pub fn attention_setups() -> impl Strategy<Value = AttentionSetup> {
     )
 }
 
-/// `[B, heads, N, dim]` numbers on the host.
+/// `[B, heads, N, dim]` values on the host.
 struct Rows {
     shape: [usize; 4],
     values: Vec<f64>,
@@ -109,7 +109,7 @@ impl Rows {
         sequence
     }
 
-    /// Adds the rows of one sequence to where they are in the batch.
+    /// Adds the rows of one sequence to their rows of the batch.
     fn scatter_add(&mut self, rows: &[(usize, usize)], sequence: &Heads) {
         for head in 0..sequence.heads {
             for (token, &row) in rows.iter().enumerate() {
@@ -124,13 +124,13 @@ impl Rows {
         }
     }
 
-    /// Largest difference relative to the norm, as a whole.
+    /// Largest difference relative to the norm of the whole tensor.
     fn relative_distance(&self, expected: &Self) -> f64 {
         assert_eq!(self.shape, expected.shape);
         let norm =
             |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
         let difference = norm(&mut self.values.iter().zip(&expected.values).map(|(a, b)| a - b));
-        // Of the order of one number: sums that cancel have no relative precision.
+        // At least one, because sums that cancel have no relative precision.
         difference / norm(&mut expected.values.iter().copied()).max(0.1)
     }
 
@@ -147,8 +147,8 @@ impl Rows {
     }
 }
 
-/// Tolerances of outputs (absolute) and gradients (relative). In f32 the project's bars; in f64 rounding errors
-/// of sums of a few hundred terms stay far below 1e-10.
+/// Tolerances of outputs (absolute) and gradients (relative). In f32 those of the project; in f64
+/// rounding errors of sums of a few hundred terms stay far below 1e-10.
 fn tolerances(dtype: DType) -> (f64, f64) {
     match dtype {
         DType::F64 => (1e-10, 1e-10),
@@ -157,9 +157,9 @@ fn tolerances(dtype: DType) -> (f64, f64) {
 }
 
 /// Runs the packs as one batch and compares outputs and gradients with those of the sequences.
-/// Rows of padding get random inputs and gradients, and must give exact zeros.
+/// Padding gets random inputs and gradients, and must give exact zeros.
 ///
-/// The tasks must not have a first token in common.
+/// The tasks must not share a first token.
 ///
 /// # Panics
 /// If they differ.

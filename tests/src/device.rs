@@ -11,7 +11,7 @@ pub fn autodiff_device() -> Device {
     device().autodiff()
 }
 
-/// The float types that tests of equality run in: f64 where the backend computes in it, and f32.
+/// The float types of equality tests: f32, and f64 if the backend supports it.
 pub fn test_dtypes() -> Vec<DType> {
     let mut dtypes = vec![DType::F32];
     if supports_f64() {
@@ -20,7 +20,7 @@ pub fn test_dtypes() -> Vec<DType> {
     dtypes
 }
 
-/// Whether the backend computes in f64.
+/// Whether the backend supports f64.
 pub fn supports_f64() -> bool {
     tree_training_devices::computes_in(DType::F64)
 }
@@ -29,7 +29,7 @@ pub fn supports_f64() -> bool {
 mod tests {
     use super::*;
 
-    /// Tests in f64 are left out where a backend lacks it: not on those that have it.
+    /// Tests in f64 may be skipped only on backends without f64.
     #[test]
     fn backends_on_the_cpu_compute_in_f64() {
         let has_f64 = ["flex", "libtorch", "ndarray", "cpu"].contains(&device_name().as_str());

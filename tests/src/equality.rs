@@ -1,4 +1,4 @@
-//! A step of a model on packed trees against the same step on separate sequences.
+//! A step of a model on packed trees compared with the same step on separate sequences.
 
 use burn::tensor::{DType, Device};
 use burn_tree_models::CausalLm;
@@ -24,14 +24,14 @@ pub const LOSSES: [(Objective, Aggregation); 8] = [
     (Objective::Unique, Aggregation::Sum),
 ];
 
-/// How a step is run.
+/// The settings of a step.
 #[derive(Clone, Debug)]
 pub struct StepSetup {
     /// Budget and padding.
     pub packing: Packing,
     /// Batches and chunks.
     pub run: RunOptions,
-    /// What is minimised.
+    /// Objective and aggregation.
     pub loss: (Objective, Aggregation),
     /// Whether occurrences of a row and target are merged.
     pub merged: bool,
@@ -43,8 +43,8 @@ impl StepSetup {
     /// Packs the sequences as one step.
     pub fn pack(&self, trajectories: &[Trajectory]) -> PackedStep {
         let (objective, aggregation) = self.loss;
-        // Unmerged, every prediction is there to be compared; a loss of whole trajectories is not
-        // defined for unique tokens.
+        // Unmerged, so that every prediction can be compared. Trajectory losses are not defined for
+        // unique tokens.
         if self.merged || objective == Objective::Unique {
             let form = LossForm::LogLikelihood;
             self.packing
@@ -56,7 +56,7 @@ impl StepSetup {
     }
 }
 
-/// Random ways to run a step.
+/// Random settings.
 pub fn step_setups() -> impl Strategy<Value = StepSetup> {
     let batching = prop_oneof![Just(Batching::OneByOne), Just(Batching::Together)];
     let run =
@@ -65,7 +65,7 @@ pub fn step_setups() -> impl Strategy<Value = StepSetup> {
             chunk_rows,
         });
     let loss = (0..LOSSES.len()).prop_map(|index| LOSSES[index]);
-    // Flat forests, the unshared baseline, must pass through the same code.
+    // Flat forests, the baseline, use the same code.
     let packing = (Packing::strategy(), prop::bool::weighted(0.85))
         .prop_map(|(packing, shared)| Packing { shared, ..packing });
     (packing, run, loss, any::<bool>(), any::<u64>()).prop_map(
@@ -79,17 +79,17 @@ pub fn step_setups() -> impl Strategy<Value = StepSetup> {
     )
 }
 
-/// Bars of log-probabilities and of gradients (relative L2 norm of the worst tensor).
+/// Tolerances of log-probabilities and of gradients (relative L2 norm of the worst tensor).
 ///
-/// In f32 gradients have the bar of models with attention layers, as all of these are, and
-/// log-probabilities that of recurrent layers alone (see `gated_delta_rule`): along paths of 128
-/// tokens hybrid models differ by 1.2e-5 on LibTorch. On CUDA, Burn's f32 products round their
-/// factors to the 10 bits of TF32. In f64 the sums of this size have rounding errors of 1e-14.
+/// In f32, gradients have the tolerance of models with attention, and log-probabilities that of
+/// recurrent layers alone (see `gated_delta_rule`): on paths of 128 tokens, hybrid models differ by
+/// 1.2e-5 on LibTorch. On CUDA, Burn's f32 products round their factors to TF32 with 10 bits. In
+/// f64, sums of this size have rounding errors of 1e-14.
 pub fn bars(dtype: DType) -> (f64, Tolerance) {
     let (log_prob, relative, floor) = match dtype {
         DType::F64 => (1e-10, 1e-10, 1e-3),
         _ if device_name().starts_with("cuda") => (2e-3, 1e-2, 1e-2),
-        // Of the whole gradient, 1e-6: sums in another order differ by some roundings of 1e-7.
+        // 1e-6 of the whole gradient: sums in another order differ by some roundings of 1e-7.
         _ => (2e-5, 1e-4, 1e-2),
     };
     (
@@ -103,7 +103,7 @@ pub fn bars(dtype: DType) -> (f64, Tolerance) {
 }
 
 /// Packs the sequences and compares loss, log-probabilities and gradients with those of the
-/// separate ones.
+/// separate sequences.
 ///
 /// # Errors
 /// The first difference.
@@ -118,7 +118,7 @@ pub fn compare_step(
     compare_packed(model, trajectories, &packed, setup, dtype, device)
 }
 
-/// As [`compare_step`], with packs that [`StepSetup::pack`] made.
+/// As [`compare_step`], with the given packs of [`StepSetup::pack`].
 ///
 /// # Errors
 /// The first difference.
@@ -139,7 +139,7 @@ pub fn compare_packed(
     if !packed.merged {
         check_predictions(&found.predictions, &expected.predictions, log_prob)?;
     }
-    // A sum of terms that are each that exact.
+    // A sum of terms with this tolerance each.
     let difference = (found.loss - expected.loss).abs();
     if difference.is_nan() || difference > log_prob * (1.0 + expected.loss) {
         return Err(format!("loss {} expected {}", found.loss, expected.loss));

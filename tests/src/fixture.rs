@@ -1,4 +1,4 @@
-//! Recorded values of reference models; `tests/fixtures/README.md` says what they are.
+//! Recorded values of reference models, described in `tests/fixtures/README.md`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use tree_pack::{Advantage, Trajectory};
 
 use crate::tensors::{HostTensor, NamedTensors};
 
-/// Name of the environment variable with another folder of fixtures.
+/// Environment variable with another folder of fixtures.
 pub const FOLDER_VARIABLE: &str = "TREE_FIXTURES";
 
 /// The folder in `TREE_FIXTURES`, or the one of this repository.
@@ -96,7 +96,7 @@ pub struct Case {
     pub trajectories: Vec<CaseTrajectory>,
     /// Settings of the policy loss.
     pub objective: Option<PolicyObjective>,
-    /// The right values.
+    /// The expected values.
     pub expected: Expected,
 }
 
@@ -122,11 +122,11 @@ pub struct CaseTrajectory {
 pub struct PolicyObjective {
     /// The ratio is clipped to `1 - clip_eps ..= 1 + clip_eps`.
     pub clip_eps: f64,
-    /// Factor of the divergence from the reference policy.
+    /// Coefficient of the KL divergence from the reference policy.
     pub kl_coef: f64,
 }
 
-/// The right values of a case.
+/// The expected values of a case.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Expected {
     /// Numbers of tokens.
@@ -135,7 +135,7 @@ pub struct Expected {
     pub losses: BTreeMap<String, f64>,
     /// The loss whose gradients are given.
     pub grad_loss: String,
-    /// Norm of all gradients together.
+    /// Global norm of the gradients.
     pub grad_norm: f64,
     /// A step of gradient descent.
     pub sgd: Sgd,
@@ -152,25 +152,25 @@ pub struct Counts {
     pub unique_tokens: usize,
     /// Trained predictions.
     pub trained_occurrences: usize,
-    /// Tree tokens that some trajectory trains.
+    /// Tree tokens that at least one trajectory trains.
     pub trained_unique: usize,
 }
 
-/// A step of gradient descent and the loss around it.
+/// A step of gradient descent with the losses before and after it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Sgd {
     /// Learning rate.
     pub lr: f64,
     /// Name of the loss.
     pub loss: String,
-    /// Before the step.
+    /// Loss before the step.
     pub before: f64,
-    /// After it.
+    /// Loss after the step.
     pub after: f64,
 }
 
 impl Case {
-    /// The trajectories, all of the task that `task` gives for their index.
+    /// The trajectories; `task` gives the task of each index.
     pub fn trajectories(&self, task: impl Fn(usize) -> String) -> Vec<Trajectory> {
         self.trajectories
             .iter()
@@ -190,16 +190,16 @@ impl Case {
     }
 }
 
-/// Largest deviations that the fixtures' README allows in f32.
+/// The tolerances of the fixtures' README in f32.
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerances {
-    /// Absolute, of a log-probability.
+    /// Absolute tolerance of log-probabilities.
     pub log_prob: f64,
-    /// Of a loss, relative to `1 + |loss|`.
+    /// Tolerance of losses, relative to `1 + |loss|`.
     pub loss: f64,
-    /// Relative L2 norm of each gradient.
+    /// Tolerance of the relative L2 norm of each gradient.
     pub gradient: f64,
-    /// Absolute, of the loss after the step.
+    /// Absolute tolerance of the loss after the step.
     pub after_step: f64,
 }
 
@@ -217,7 +217,7 @@ impl Tolerances {
             true => Self {
                 log_prob: 1e-4,
                 loss: 2e-6,
-                // Short sequences leave states almost empty: what the norms divide by is small.
+                // In short sequences states are almost empty, so norms divide by small values.
                 gradient: if case == "fork" { 2e-3 } else { 3e-4 },
                 after_step: 2e-4,
             },

@@ -1,9 +1,9 @@
 //! Random prefix trees of trajectories for property tests.
 //!
-//! They have forks of any fan-out, nodes of one token and long ones, several roots in a task,
-//! duplicates (not next to each other), strict prefixes and masks that differ between the
-//! trajectories of one tree token. A failing case shrinks to few, short nodes with everything
-//! trained, and prints as an indented tree.
+//! They have forks of any fan-out, nodes of one token and long ones, several roots per task,
+//! non-adjacent duplicates, strict prefixes, and masks that differ between the trajectories of one
+//! tree token. A failing case shrinks to few, short nodes with all tokens trained, and prints as an
+//! indented tree.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -18,13 +18,13 @@ use tree_pack::Trajectory;
 pub struct ForestShape {
     /// Number of tasks.
     pub tasks: RangeInclusive<usize>,
-    /// Nodes drawn for each task.
+    /// Nodes per task.
     pub nodes: RangeInclusive<usize>,
     /// Tokens of a long node.
     pub long_node: RangeInclusive<usize>,
-    /// Long nodes for every four of one token and four of two to five.
+    /// Weight of long nodes, where nodes of one token and of two to five have weight four each.
     pub long_share: u32,
-    /// Number of different tokens. A small one makes siblings share prefixes and targets repeat.
+    /// Number of different tokens. With few, siblings share prefixes and targets repeat.
     pub vocabulary: u32,
 }
 
@@ -62,17 +62,17 @@ pub struct Node {
     pub ends: Vec<End>,
 }
 
-/// The nodes of all tasks, and the order in which their trajectories come.
+/// The nodes of all tasks, and the order of their trajectories.
 #[derive(Clone, PartialEq)]
 pub struct Forest {
     /// Nodes of each task.
     pub tasks: Vec<Vec<Node>>,
-    /// Seed of the order of trajectories; 0 is the order of the nodes.
+    /// Seed of the order of trajectories; 0 keeps the order of the nodes.
     pub order: u64,
 }
 
 impl Forest {
-    /// The trajectories, in the order that [`Forest::order`] gives.
+    /// The trajectories in the order of [`Forest::order`].
     pub fn trajectories(&self) -> Vec<Trajectory> {
         let mut trajectories = Vec::new();
         for (task, nodes) in self.tasks.iter().enumerate() {
@@ -99,7 +99,7 @@ impl Forest {
         trajectories
     }
 
-    /// The forest with token ids of each task shifted, so that no two tasks have one in common.
+    /// The forest with shifted token ids, so that no two tasks share a token.
     pub fn with_disjoint_tasks(mut self, vocabulary: u32) -> Self {
         for (task, nodes) in (0..).zip(&mut self.tasks) {
             for token in nodes.iter_mut().flat_map(|node| &mut node.tokens) {
@@ -193,7 +193,7 @@ fn nodes(shape: &ForestShape) -> impl Strategy<Value = Vec<Node>> + use<> {
         let mut nodes: Vec<Node> = Vec::with_capacity(drawn.len());
         let mut leaf_ends = Vec::with_capacity(drawn.len());
         for (index, (parent, tokens, ends, leaf_end)) in drawn.into_iter().enumerate() {
-            // One in index + 1 nodes starts another tree of the task.
+            // One in `index + 1` nodes starts another tree of the task.
             let parent = Some(parent.index(index + 1)).filter(|&parent| parent < index);
             if let Some(parent) = parent {
                 has_child[parent] = true;
@@ -214,8 +214,7 @@ fn nodes(shape: &ForestShape) -> impl Strategy<Value = Vec<Node>> + use<> {
     })
 }
 
-/// Settings of a property test of `default` cases, or as many as `PROPTEST_CASES` says if those
-/// are more.
+/// The configuration of a property test: `default` cases, or `PROPTEST_CASES` if that is more.
 pub fn cases(default: u32) -> ProptestConfig {
     let asked = std::env::var("PROPTEST_CASES")
         .ok()
@@ -295,7 +294,7 @@ mod tests {
         );
     }
 
-    /// The property tests are only worth as much as what is drawn.
+    /// Checks that the random forests have the features that property tests rely on.
     #[test]
     fn all_kinds_of_trees_are_drawn() {
         let mut runner = TestRunner::deterministic();

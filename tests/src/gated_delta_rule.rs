@@ -1,4 +1,4 @@
-//! `tree_gated_delta_rule` of packs against the recurrence of each sequence in plain loops.
+//! `tree_gated_delta_rule` on packs compared with the recurrence of each sequence in plain loops.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_tree_ssm::{GatedDeltaRuleOptions, TreeRecurrence, tree_gated_delta_rule};
@@ -15,17 +15,17 @@ use crate::oracle::trie::RowsByPath;
 pub struct DeltaRuleSetup {
     /// Heads of query and key.
     pub key_heads: usize,
-    /// Value heads of each.
+    /// Value heads per key head.
     pub group: usize,
-    /// Numbers of one head of query and key.
+    /// Features of a query or key head.
     pub key_dim: usize,
-    /// Numbers of one head of value and output.
+    /// Features of a value head.
     pub value_dim: usize,
-    /// Largest decay of a row, `-g`: with slow decay, what leaks travels far.
+    /// Largest decay of a row, `-g`. With slow decay, leaks between branches propagate far.
     pub decay: f64,
     /// Rows of a window.
     pub window_rows: usize,
-    /// Seed of the numbers.
+    /// Seed of the values.
     pub seed: u64,
 }
 
@@ -47,7 +47,7 @@ pub fn delta_rule_setups() -> impl Strategy<Value = DeltaRuleSetup> {
     )
 }
 
-/// `[B, N, heads, dim]` numbers on the host.
+/// `[B, N, heads, dim]` values on the host.
 struct Rows {
     shape: [usize; 4],
     values: Vec<f64>,
@@ -76,7 +76,7 @@ impl Rows {
         self
     }
 
-    /// Each vector with length 1, as models give keys.
+    /// Normalises each vector to length 1, as models normalise keys.
     fn normed(mut self) -> Self {
         for vector in self.values.chunks_mut(self.shape[3]) {
             let norm = vector.iter().map(|x| x * x).sum::<f64>().sqrt();
@@ -85,7 +85,7 @@ impl Rows {
         self
     }
 
-    /// The numbers as `dtype` represents them.
+    /// Rounds the values to `dtype`.
     fn rounded(self, dtype: DType) -> Self {
         match dtype {
             DType::F64 => self,
@@ -110,7 +110,7 @@ impl Rows {
         vectors.collect()
     }
 
-    /// Adds one head of a sequence to where it is in the batch.
+    /// Adds one head of a sequence to its rows of the batch.
     fn scatter_add(&mut self, rows: &[(usize, usize)], head: usize, sequence: &[Vec<f64>]) {
         for (&row, vector) in rows.iter().zip(sequence) {
             for (sum, x) in self.vector(row, head).iter_mut().zip(vector) {
@@ -124,13 +124,13 @@ impl Rows {
         let norm =
             |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
         let difference = norm(&mut self.values.iter().zip(&expected.values).map(|(a, b)| a - b));
-        // Of the order of one number: sums that cancel have no relative precision.
+        // At least one, because sums that cancel have no relative precision.
         difference / norm(&mut expected.values.iter().copied()).max(0.1)
     }
 }
 
-/// Relative errors of outputs and gradients. In f32 the project's bars for recurrent operations;
-/// in f64 rounding errors of sums of a few hundred terms stay far below 1e-10.
+/// Relative tolerances of outputs and gradients. In f32 those of the project for recurrent
+/// operations; in f64 rounding errors of sums of a few hundred terms stay far below 1e-10.
 fn tolerances(dtype: DType) -> (f64, f64) {
     match dtype {
         DType::F64 => (1e-10, 1e-10),
@@ -139,9 +139,9 @@ fn tolerances(dtype: DType) -> (f64, f64) {
 }
 
 /// Runs the packs as one batch and compares outputs and gradients with those of the sequences.
-/// Rows of padding get random inputs and gradients, and must give exact zeros.
+/// Padding gets random inputs and gradients, and must give exact zeros.
 ///
-/// The tasks must not have a first token in common.
+/// The tasks must not share a first token.
 ///
 /// # Panics
 /// If they differ.
@@ -197,7 +197,7 @@ pub fn check_gated_delta_rule(
             value_grad.scatter_add(&path, head, &grads.value);
             log_decay_grad.scatter_add(&path, head, &columns(&grads.log_decay));
             beta_grad.scatter_add(&path, head, &columns(&grads.beta));
-            // The same for all trajectories through a row.
+            // The same for all trajectories that contain the row.
             for (&row, output) in path.iter().zip(&output) {
                 expected_output.vector(row, head).copy_from_slice(output);
             }
@@ -210,7 +210,7 @@ pub fn check_gated_delta_rule(
         let random = padding_grad.gather(&padding, head);
         grad.scatter_add(&padding, head, &random);
     }
-    // The loss is linear in the output: the gradients of all trajectories add up.
+    // The loss is linear in the output, so the gradients of all trajectories are summed.
     let layouts: Vec<TreeLayout> = packs.iter().map(|pack| pack.layout.clone()).collect();
     let recurrence =
         TreeRecurrence::from_layouts(&layouts, rows).with_window_rows(setup.window_rows);

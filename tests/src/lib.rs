@@ -1,5 +1,5 @@
-//! What the cross-crate tests share: the device under test, random forests, the fixtures of
-//! reference models, runs of a step packed and separate, and oracles in plain loops.
+//! Shared code of the cross-crate tests: the device under test, random forests, the fixtures of
+//! reference models, packed and separate steps, and references in plain loops.
 
 pub mod attention;
 pub mod device;
@@ -28,7 +28,7 @@ pub struct Readme;
 #[doc = include_str!("../../docs/src/objectives.md")]
 pub struct ObjectivesPage;
 
-/// The examples of the page on a model of one's own compile and run.
+/// The examples of the page on adapting a model compile and run.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/src/how-to/own-model.md")]
 pub struct OwnModelPage;
@@ -54,7 +54,7 @@ pub mod readmes {
     pub struct Devices;
 }
 
-/// What the examples of that page go on with.
+/// The set-up that later examples of that page use.
 pub mod own_model {
     use burn::module::Module;
     use burn::tensor::Device;
@@ -76,8 +76,8 @@ pub mod own_model {
         (trajectories.to_vec(), device, model)
     }
 
-    /// Checks that parts of a tree, with their blocks recomputed, have the loss of the whole tree,
-    /// and all parameters gradients.
+    /// Checks that parts of a tree with activation checkpointing have the loss of the whole tree,
+    /// and that all parameters get gradients.
     pub fn check(model: &(impl Module + TreeModel), device: &Device) {
         let trajectories = [[1, 2, 3, 4, 5], [1, 2, 3, 6, 7], [1, 2, 8, 9, 10]]
             .map(|tokens| Trajectory::new("task", "run", tokens.to_vec(), vec![true; 5]));

@@ -1,8 +1,7 @@
-//! Which predictions a step makes, seen from the gradient of the logits.
+//! The predictions of a step, derived from the gradients of the logits.
 //!
-//! With the identity as the head, hidden states are logits, and the gradient of row `i` is
-//! `sum of weight * (p - e_target)` over the predictions made from it: it tells their targets and
-//! how often each counts.
+//! With the identity as the head, hidden states are logits, and the gradient of row `i` is `sum of
+//! weight * (p - e_target)` over its predictions, which reveals their targets and weights.
 
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_tree_nn::{LmHeadOptions, token_log_probs};
@@ -14,17 +13,17 @@ use crate::numbers::Numbers;
 use crate::oracle::trie::RowsByPath;
 use crate::step::read;
 
-/// A token predicted after others, and its weight in the loss.
+/// A predicted token with its context and its weight in the loss.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightedPrediction {
-    /// The tokens before, then the target.
+    /// The context, then the target.
     pub tokens: Vec<u32>,
     /// Coefficient of its negative log-likelihood.
     pub weight: f64,
 }
 
 impl WeightedPrediction {
-    /// A prediction of the last of `tokens` from those before.
+    /// The prediction of the last of `tokens` from the others.
     pub fn new(tokens: &[u32], weight: f64) -> Self {
         Self {
             tokens: tokens.to_vec(),
@@ -45,10 +44,10 @@ impl WeightedPrediction {
     }
 }
 
-/// Checks the gradient of every logit of the packs against that of `expected` in plain loops; rows
-/// that predict nothing must get exactly zero.
+/// Compares the gradient of every logit of the packs with that of `expected` in plain loops. Rows
+/// without predictions must have exactly zero.
 ///
-/// Token ids must be below `vocabulary`, and the tasks have no first token in common.
+/// Token ids must be below `vocabulary`, and the tasks must not share a first token.
 ///
 /// # Panics
 /// If they differ by more than `tolerance` times the largest weight of a row.
@@ -58,7 +57,7 @@ pub fn check_logit_gradients(
     expected: &[WeightedPrediction],
     dtype: DType,
 ) {
-    // p and the sums over a few dozen predictions are rounded to the type.
+    // p and the sums over a few dozen predictions are rounded to the dtype.
     let tolerance = if dtype == DType::F64 { 1e-12 } else { 1e-5 };
     let device = autodiff_device();
     let rows_by_path = RowsByPath::new(&step.packs);
@@ -96,7 +95,7 @@ pub fn check_logit_gradients(
         }
         for (column, (found, expected)) in found.iter().zip(&gradient).enumerate() {
             let (row, token) = (column / vocabulary, column % vocabulary);
-            // Exactly zero where nothing is predicted.
+            // Exactly zero without predictions.
             let allowed = tolerance * weights[row];
             assert!(
                 (found - expected).abs() <= allowed,

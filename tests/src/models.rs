@@ -10,14 +10,14 @@ use burn_tree_models::{
     MoeConfig, ProjectionLayout,
 };
 
-/// By how much the weights of convolutions are larger than others, so that values are of order one.
+/// Scale of convolution weights relative to others, so that values are of order one.
 const CONVOLUTION_SCALE: f64 = 4.0;
 
-/// Rates of decay of the heads of recurrent layers, repeated: slow ones, by which a state that went
-/// astray would be seen far down a path, and fast ones.
+/// Decay rates of the heads of recurrent layers, repeated: slow ones, with which a wrong state
+/// would show far down a path, and fast ones.
 const DECAY_RATES: [f64; 2] = [0.05, 3.0];
 
-/// A dense model of two blocks; odd sizes, so that a mix-up of dimensions shows.
+/// A dense model of two blocks; odd sizes, so that mixed-up dimensions are detected.
 pub fn dense_config(vocab_size: usize) -> ModelConfig {
     ModelConfig {
         family: &QWEN3,
@@ -45,7 +45,7 @@ pub fn dense_config(vocab_size: usize) -> ModelConfig {
     }
 }
 
-/// A model of a dense block with a sliding window and a block of 6 experts, 2 a token, with tied
+/// A model of a dense block with a sliding window and a block of 6 experts, 2 per token, with tied
 /// embeddings.
 pub fn moe_config(vocab_size: usize) -> ModelConfig {
     ModelConfig {
@@ -66,7 +66,7 @@ pub fn moe_config(vocab_size: usize) -> ModelConfig {
     }
 }
 
-/// A dense Qwen3.5: two recurrent blocks, one with attention, and another recurrent one.
+/// A dense Qwen3.5: two recurrent blocks, an attention block and another recurrent block.
 pub fn hybrid_config(vocab_size: usize) -> ModelConfig {
     let linear = LayerType::LinearAttention(LinearAttentionConfig {
         num_key_heads: 2,
@@ -82,8 +82,8 @@ pub fn hybrid_config(vocab_size: usize) -> ModelConfig {
         num_hidden_layers: 4,
         rotary_dim: 4,
         attention_output_gate: true,
-        // A first token whose query and key happen to be almost orthogonal leaves almost nothing to
-        // the norm of its output: the usual 1e-6 would amplify rounding there without bound.
+        // If the query and key of a first token are nearly orthogonal, the output is nearly zero;
+        // the usual epsilon of 1e-6 would then amplify rounding without bound.
         rms_norm_eps: 1e-2,
         tie_word_embeddings: true,
         layer_types: vec![linear, linear, LayerType::FullAttention, linear],
@@ -91,8 +91,8 @@ pub fn hybrid_config(vocab_size: usize) -> ModelConfig {
     }
 }
 
-/// A Qwen3-Next: a recurrent and an attending block of 6 experts, 2 a token, and one for all tokens,
-/// around a dense recurrent block.
+/// A Qwen3-Next: a recurrent block and an attention block with 6 experts, 2 per token, and a shared
+/// expert, around a dense recurrent block.
 pub fn hybrid_moe_config(vocab_size: usize) -> ModelConfig {
     let hybrid = hybrid_config(vocab_size);
     let LayerType::LinearAttention(linear) = hybrid.layer_types[0] else {
@@ -117,7 +117,7 @@ pub fn hybrid_moe_config(vocab_size: usize) -> ModelConfig {
     }
 }
 
-/// A model with random weights; the heads of its recurrent layers decay slowly and fast by turns.
+/// A model with random weights, whose recurrent heads alternate between slow and fast decay.
 pub fn random_model(config: &ModelConfig, seed: u64, dtype: DType, device: &Device) -> CausalLm {
     let mut model = CausalLm::random(config, seed, FloatDType::from(dtype), device);
     for block in &mut model.layers {
@@ -131,7 +131,7 @@ pub fn random_model(config: &ModelConfig, seed: u64, dtype: DType, device: &Devi
     with_decay_rates(model, &DECAY_RATES, device)
 }
 
-/// The model with these rates of decay for the heads of its recurrent layers, repeated.
+/// The model with these decay rates in the heads of its recurrent layers, repeated.
 pub fn with_decay_rates(mut model: CausalLm, rates: &[f64], device: &Device) -> CausalLm {
     for block in &mut model.layers {
         if let Mixer::GatedDeltaNet(layer) = &mut block.mixer {

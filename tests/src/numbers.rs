@@ -1,8 +1,8 @@
-//! Reproducible numbers for tests.
+//! Reproducible random values for tests.
 
 use burn::tensor::DType;
 
-/// Numbers in `-1..1` from a seed (SplitMix64), the same on every platform.
+/// Values in `-1..1` from a seed (SplitMix64), the same on every platform.
 #[derive(Clone, Debug)]
 pub struct Numbers {
     state: u64,
@@ -10,12 +10,12 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// Numbers that `dtype` represents exactly.
+    /// Values that `dtype` represents exactly.
     pub fn new(seed: u64, dtype: DType) -> Self {
         Self { state: seed, dtype }
     }
 
-    /// A number.
+    /// The next value.
     fn draw(&mut self) -> f64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -29,7 +29,7 @@ impl Numbers {
         }
     }
 
-    /// `count` numbers.
+    /// `count` values.
     pub fn take(&mut self, count: usize) -> Vec<f64> {
         (0..count).map(|_| self.draw()).collect()
     }

@@ -1,4 +1,4 @@
-//! How trajectories are packed in a test.
+//! Packing of trajectories in tests.
 
 use proptest::prelude::*;
 use tree_pack::{
@@ -9,11 +9,11 @@ use tree_pack::{
 /// Token budget and padding of the packs, and whether prefixes are shared.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Packing {
-    /// The token budget is this many times the largest tree; everything in one pack if `None`.
+    /// The token budget as a multiple of the largest tree; `None` packs everything into one pack.
     pub budget: Option<f64>,
     /// Rows are padded to a multiple of this.
     pub multiple: usize,
-    /// Whether trajectories of a task share their prefixes.
+    /// Whether prefixes are shared.
     pub shared: bool,
 }
 
@@ -25,7 +25,7 @@ impl Packing {
         shared: true,
     };
 
-    /// As many packs as there can be, without padding.
+    /// As many packs as possible, without padding.
     pub const SMALL_PACKS: Self = Self {
         budget: Some(1.0),
         multiple: 1,
@@ -43,10 +43,11 @@ impl Packing {
         })
     }
 
-    /// Packs the trajectories as one optimizer step, every prediction an occurrence of its own.
+    /// Packs the trajectories as one optimizer step, with a separate occurrence for every
+    /// prediction.
     ///
     /// # Panics
-    /// If they are refused.
+    /// If packing fails.
     pub fn pack(
         self,
         trajectories: &[Trajectory],
@@ -61,11 +62,11 @@ impl Packing {
         )
     }
 
-    /// Packs the trajectories as one optimizer step for a form of loss, which decides whether
+    /// Packs the trajectories as one optimizer step for a loss form, which determines whether
     /// occurrences are merged.
     ///
     /// # Panics
-    /// If they are refused.
+    /// If packing fails.
     pub fn pack_for(
         self,
         trajectories: &[Trajectory],

@@ -1,4 +1,4 @@
-//! Steps over the parts of trees.
+//! Steps on parts of trees.
 
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
@@ -15,14 +15,14 @@ use crate::equality::bars;
 use crate::step::{Batching, Prediction, Step, check_predictions, packed_step, read};
 use crate::tensors::{NamedTensors, Tolerance, Worst};
 
-/// How trees are cut.
+/// The partitioning of trees.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
-    /// Most tokens of a part.
+    /// Largest number of tokens of a part.
     pub budget: usize,
     /// Rows of parts are padded to a multiple of this.
     pub multiple: usize,
-    /// Which parts.
+    /// The kind of partitioning.
     pub partitioning: Partitioning,
 }
 
@@ -36,7 +36,7 @@ impl Cut {
         }
     }
 
-    /// Parts of few tokens.
+    /// Small parts.
     pub fn strategy() -> impl Strategy<Value = Self> {
         let partitioning = prop_oneof![
             3 => Just(Partitioning::Connected),
@@ -52,11 +52,11 @@ impl Cut {
         })
     }
 
-    /// Packs the trajectories as one optimizer step, every prediction an occurrence of its own.
-    /// Where prefixes are repeated, the budget is at least the longest path.
+    /// Packs the trajectories as one optimizer step, with a separate occurrence for every
+    /// prediction. With repeated prefixes, the budget is at least the longest path.
     ///
     /// # Panics
-    /// If they are refused.
+    /// If packing fails.
     pub fn pack(
         self,
         trajectories: &[Trajectory],
@@ -71,11 +71,11 @@ impl Cut {
         )
     }
 
-    /// Packs the trajectories as one optimizer step for a form of loss, which decides whether
+    /// Packs the trajectories as one optimizer step for a loss form, which determines whether
     /// occurrences are merged.
     ///
     /// # Panics
-    /// If they are refused.
+    /// If packing fails.
     pub fn pack_for(
         self,
         trajectories: &[Trajectory],
@@ -100,7 +100,7 @@ impl Cut {
     }
 }
 
-/// Ways to compute a step.
+/// Options of a step.
 pub fn step_options() -> impl Strategy<Value = StepOptions> {
     any::<(bool, bool)>().prop_map(|(recompute, offload)| StepOptions {
         recompute,
@@ -109,7 +109,7 @@ pub fn step_options() -> impl Strategy<Value = StepOptions> {
     })
 }
 
-/// All four ways to compute a step.
+/// All four combinations of options.
 pub fn all_step_options() -> [StepOptions; 4] {
     [(false, false), (false, true), (true, false), (true, true)].map(|(recompute, offload)| {
         StepOptions {
@@ -120,10 +120,10 @@ pub fn all_step_options() -> [StepOptions; 4] {
     })
 }
 
-/// Runs a step whose packs may continue each other, with the loss of supervised fine-tuning.
+/// Runs a step whose packs may continue each other, with the supervised loss.
 ///
 /// # Panics
-/// If the packs are refused.
+/// If the step fails.
 pub fn parts_step<M: TreeModel + Module>(
     model: &M,
     packed: &PackedStep,
@@ -137,7 +137,7 @@ pub fn parts_step<M: TreeModel + Module>(
 /// pack.
 ///
 /// # Panics
-/// If the packs are refused.
+/// If the step fails.
 pub fn parts_step_with<M: TreeModel + Module>(
     model: &M,
     packed: &PackedStep,
@@ -177,7 +177,7 @@ pub fn parts_step_with<M: TreeModel + Module>(
     }
 }
 
-/// Everything in one pack, by a plain forward and backward pass.
+/// All trajectories in one pack, with a plain forward and backward pass.
 pub fn whole_step(
     model: &CausalLm,
     trajectories: &[Trajectory],
@@ -190,8 +190,7 @@ pub fn whole_step(
     packed_step(model, &whole, Batching::OneByOne, dtype, device, sft_loss)
 }
 
-/// Compares loss, log-probabilities and gradients of two ways to compute a step; returns the worst
-/// tensor.
+/// Compares loss, log-probabilities and gradients of two steps; returns the worst tensor.
 ///
 /// # Errors
 /// The first difference.
@@ -205,7 +204,7 @@ pub fn compare(
     let (log_prob, _) = bars(dtype);
     check_predictions(&found.predictions, &expected.predictions, log_prob)?;
     let difference = (found.loss - expected.loss).abs();
-    // A sum of terms that are each that exact.
+    // A sum of terms with this tolerance each.
     if difference.is_nan() || difference > log_prob * (1.0 + expected.loss) {
         return Err(format!("loss {} expected {}", found.loss, expected.loss));
     }

@@ -1,5 +1,4 @@
-//! The clipped policy loss with a penalty on the divergence from a reference policy (GRPO), from
-//! plain tensor operations.
+//! The clipped policy loss with a KL penalty (GRPO), from plain tensor operations.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -11,7 +10,7 @@ use crate::step::read;
 pub struct PolicyInputs {
     /// Advantages.
     pub advantages: Tensor<1>,
-    /// Log-probabilities under the policy that sampled.
+    /// Log-probabilities under the sampling policy.
     pub old: Tensor<1>,
     /// Log-probabilities under the reference policy.
     pub reference: Tensor<1>,
@@ -19,7 +18,7 @@ pub struct PolicyInputs {
     pub weights: Tensor<1>,
 }
 
-/// The loss and its parts, each `[1]`.
+/// The loss and its terms, each `[1]`.
 #[derive(Clone, Debug)]
 pub struct PolicyLoss {
     /// `sum w * -min(ratio * A, clip(ratio) * A)`
@@ -31,7 +30,7 @@ pub struct PolicyLoss {
 }
 
 impl PolicyLoss {
-    /// Computes the parts.
+    /// Computes the terms.
     pub fn new(log_probs: Tensor<1>, inputs: &PolicyInputs, objective: PolicyObjective) -> Self {
         let PolicyInputs {
             advantages,

@@ -1,5 +1,5 @@
-//! A small model as a user of the crates writes it: Burn's own layers, initialised by their configs,
-//! and tree attention. And the mistakes that such a model can have.
+//! A small model as users write it, with Burn's layers initialised by their configs and tree
+//! attention, and typical mistakes in such models.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
@@ -20,23 +20,23 @@ pub struct SmallGpt {
     embedding: Embedding,
     blocks: Vec<GptBlock>,
     norm: RmsNorm,
-    /// Keeps `[hidden, vocab]`, as all of Burn's linear layers.
+    /// Stores `[hidden, vocab]`, like all linear layers of Burn.
     head: Linear,
     #[module(skip)]
     mistake: Mistake,
 }
 
-/// What the model does wrong.
+/// A mistake of the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mistake {
-    /// Nothing.
+    /// No mistake.
     #[default]
     None,
-    /// Its second block returns no keys.
+    /// The second block returns no keys.
     LeavesNoKeys,
-    /// Its second block attends to its own keys only.
+    /// The second block ignores past keys and values.
     IgnoresPast,
-    /// Its second block returns the keys of all rows but the last.
+    /// The second block returns the keys of all rows but the last.
     LeavesFewerKeys,
 }
 
@@ -53,12 +53,12 @@ struct GptBlock {
 }
 
 impl SmallGpt {
-    /// A model that nothing has looked at: Burn initialises its parameters when they are first read.
+    /// A new model whose parameters Burn has not yet initialised.
     pub fn fresh(vocabulary: usize, device: &Device) -> Self {
         Self::with_mistake(vocabulary, Mistake::None, device)
     }
 
-    /// A fresh model that does something wrong.
+    /// A new model with a mistake.
     pub fn with_mistake(vocabulary: usize, mistake: Mistake, device: &Device) -> Self {
         Self {
             embedding: EmbeddingConfig::new(vocabulary, HIDDEN).init(device),

@@ -1,4 +1,4 @@
-//! The loss and the gradients of an optimizer step: packed, and of each sequence alone.
+//! The loss and the gradients of an optimizer step, packed and of separate sequences.
 
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
@@ -18,7 +18,7 @@ pub struct Prediction {
     pub log_prob: f64,
 }
 
-/// What a step computes.
+/// The results of a step.
 pub struct Step {
     /// Sum over the batches.
     pub loss: f64,
@@ -28,7 +28,7 @@ pub struct Step {
     pub gradients: GradientsParams,
 }
 
-/// How the packs of a step are run.
+/// The batches of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batching {
     /// Each pack is a batch of one; gradients are accumulated.
@@ -37,12 +37,12 @@ pub enum Batching {
     Together,
 }
 
-/// How a packed step is run.
+/// The settings of a packed step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunOptions {
     /// Batches of one, or one batch.
     pub batching: Batching,
-    /// Rows that the head projects at a time; as many as it likes if `None`.
+    /// Rows that the head projects at a time; `None` for the default.
     pub chunk_rows: Option<usize>,
 }
 
@@ -141,10 +141,10 @@ pub fn packed_step<M: TreeModel + Module>(
     step
 }
 
-/// Runs every trajectory alone, as an unpadded batch of one through the same model, with the full
-/// matrix of logits and Burn's softmax; the loss is `sum weights[r][t] * nll` of token `t + 1`.
+/// Runs every trajectory separately, as an unpadded batch of one through the same model, with all
+/// logits and Burn's softmax. The loss is `sum weights[r][t] * nll` of token `t + 1`.
 ///
-/// Predictions of weight 0 are left out of [`Step::predictions`].
+/// [`Step::predictions`] has no predictions of weight 0.
 pub fn separate_step<M: TreeModel + Module>(
     model: &M,
     trajectories: &[Trajectory],
@@ -171,8 +171,8 @@ fn nonzero(weights: &[f64]) -> (Vec<usize>, Vec<f64>) {
     entries.map(|(t, &weight)| (t + 1, weight)).unzip()
 }
 
-/// Runs every trajectory alone. `part` gives for the index of a trajectory the indices of its
-/// trained tokens and the loss of their log-probabilities.
+/// Runs every trajectory separately. `part` returns the indices of the trained tokens of a
+/// trajectory and the loss of their log-probabilities.
 pub fn separate_step_with<M: TreeModel + Module, L: FnOnce(Tensor<1>) -> Tensor<1>>(
     model: &M,
     trajectories: &[Trajectory],
@@ -209,7 +209,7 @@ pub fn separate_step_with<M: TreeModel + Module, L: FnOnce(Tensor<1>) -> Tensor<
     step
 }
 
-/// `[T - 1]` log-probabilities of the tokens of a trajectory after the first, run alone.
+/// `[T - 1]` log-probabilities of the tokens of a trajectory after the first, run separately.
 pub fn separate_log_probs<M: TreeModel>(
     model: &M,
     trajectory: &Trajectory,
@@ -228,8 +228,8 @@ pub fn separate_log_probs<M: TreeModel>(
     log_probs.gather(1, targets).squeeze_dim(1)
 }
 
-/// Smallest difference between the router probability of the last chosen and the first refused
-/// expert, over all tokens and blocks, of the trajectories run alone; infinite for dense models.
+/// Smallest difference between the router probabilities of the last chosen and the first rejected
+/// expert, over all tokens and blocks of the separate trajectories; infinite for dense models.
 pub fn smallest_router_gap<M: TreeModel>(
     model: &M,
     trajectories: &[Trajectory],
@@ -266,7 +266,7 @@ pub fn smallest_router_gap<M: TreeModel>(
     smallest
 }
 
-/// A sequence laid out by hand: the row of a tree without forks.
+/// The layout of one sequence: a tree without forks.
 pub fn sequence_layout(tokens: &[u32]) -> TreeLayout {
     let length = tokens.len() as u32;
     TreeLayout {
@@ -290,7 +290,7 @@ fn sequence_pack(tokens: &[u32]) -> Pack {
     }
 }
 
-/// The numbers of a tensor as f64.
+/// The values of a tensor as f64.
 pub fn read(tensor: &Tensor<1>) -> Vec<f64> {
     tensor
         .clone()
@@ -300,11 +300,11 @@ pub fn read(tensor: &Tensor<1>) -> Vec<f64> {
         .expect("just converted to f64")
 }
 
-/// Checks that the same predictions were made, with log-probabilities that differ by at most
+/// Checks that the predictions are the same, with log-probabilities that differ by at most
 /// `tolerance`.
 ///
 /// # Errors
-/// The worst one.
+/// The worst difference.
 pub fn check_predictions(
     found: &[Prediction],
     expected: &[Prediction],

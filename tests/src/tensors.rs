@@ -1,4 +1,4 @@
-//! Parameters and gradients of a module by name, on the host, and their comparison.
+//! Parameters and gradients of a module by name, on the host.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +12,7 @@ use burn::tensor::Tensor;
 pub struct HostTensor {
     /// Sizes of the dimensions.
     pub shape: Vec<usize>,
-    /// Numbers in row-major order.
+    /// Values in row-major order.
     pub values: Vec<f64>,
 }
 
@@ -54,16 +54,16 @@ impl HostTensor {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NamedTensors(pub BTreeMap<String, HostTensor>);
 
-/// How far two sets of tensors may differ.
+/// Tolerances of two sets of tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance {
     /// Largest `||a - b|| / ||b||` of a tensor.
     pub relative: f64,
-    /// The norm of a tensor counts as at least this share of the norm of all tensors together:
-    /// where terms cancel (queries and keys of a sequence of one token), only rounding is left,
-    /// and has no relative precision.
+    /// Smallest norm of a tensor in the relative difference, as a share of the norm of all tensors:
+    /// where terms cancel (queries and keys of a sequence of one token), the tensor is only
+    /// rounding and has no relative precision.
     pub floor: f64,
-    /// Whether a tensor that is expected to be all zero must be exactly zero.
+    /// Whether tensors that are expected to be zero must be exactly zero.
     pub exact_zeros: bool,
 }
 
@@ -79,7 +79,7 @@ impl NamedTensors {
         reader.tensors
     }
 
-    /// The gradients of the parameters of a module; zeros for those without.
+    /// The gradients of the parameters of a module; zero if there is none.
     pub fn gradients<M: Module>(module: &M, gradients: &GradientsParams) -> Self {
         let gradients = Some(gradients);
         let mut reader = Reader {
@@ -110,8 +110,8 @@ impl NamedTensors {
         Self(self.0.iter().map(difference).collect())
     }
 
-    /// Checks that what nothing reaches gets an exactly zero gradient: rows of embeddings whose
-    /// token does not occur, matrices of experts that no token chose.
+    /// Checks that the gradients of unused parameters are exactly zero: rows of embeddings whose
+    /// token does not occur, and experts that no token chose.
     ///
     /// # Errors
     /// The first such row or matrix.
@@ -140,7 +140,7 @@ impl NamedTensors {
             .sqrt()
     }
 
-    /// The tensor furthest from `expected`.
+    /// The tensor with the largest difference from `expected`.
     ///
     /// # Panics
     /// If the names or shapes differ.
@@ -161,7 +161,7 @@ impl NamedTensors {
             } else {
                 distance / norm
             };
-            // A NaN counts as the worst.
+            // NaN counts as the worst.
             if !relative.is_finite() || relative > worst.relative {
                 worst = Worst {
                     name: name.clone(),
@@ -179,7 +179,7 @@ impl NamedTensors {
     /// Checks every tensor against `expected`.
     ///
     /// # Errors
-    /// The worst tensor, or the first that should be zero and is not.
+    /// The worst tensor, or the first one that is not zero as expected.
     pub fn check(&self, expected: &Self, tolerance: Tolerance) -> Result<Worst, String> {
         let worst = self.worst(expected, tolerance.floor);
         if tolerance.exact_zeros {
@@ -190,7 +190,7 @@ impl NamedTensors {
                 }
             }
         }
-        // Not `>`: a NaN must fail.
+        // Not `>`, so that NaN fails.
         if worst.relative <= tolerance.relative {
             Ok(worst)
         } else {
@@ -199,14 +199,14 @@ impl NamedTensors {
     }
 }
 
-/// The tensor that differs most.
+/// The tensor with the largest difference.
 #[derive(Clone, Debug)]
 pub struct Worst {
     /// Its name.
     pub name: String,
     /// `||a - b|| / ||b||`.
     pub relative: f64,
-    /// `||b||`, or the floor of it.
+    /// `||b||`, or the smallest norm.
     pub norm: f64,
 }
 
@@ -221,7 +221,7 @@ impl fmt::Display for Worst {
 }
 
 struct Reader<'a> {
-    /// Read the gradients instead of the parameters.
+    /// Reads the gradients instead of the parameters.
     gradients: Option<&'a GradientsParams>,
     path: Vec<String>,
     tensors: NamedTensors,

@@ -1,8 +1,8 @@
-//! Values recorded from reference models: log-probabilities, losses, gradients, and the loss after
-//! a step of gradient descent. One test for each model, case and way of running it.
+//! Recorded values of reference models: log-probabilities, losses, gradients, and the loss after a
+//! step of gradient descent. One test for each model, case and kind of run.
 //!
-//! `TREE_FIXTURES` names another folder of the same format. A model whose architecture the project
-//! does not have is listed as ignored, with the reason.
+//! `TREE_FIXTURES` names another folder of the same format. Models with unsupported architectures
+//! are listed as ignored, with the reason.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_tree_models::weights::hf_gradients;
 use burn_tree_models::{CausalLm, ConfigError, ModelConfig};
 use burn_tree_nn::TokenLogProbs;
-use burn_tree_train::objectives::{
+use burn_tree_train::losses::{
     ClipRange, KlEstimator, KlPenalty, PolicyMetrics, PpoOptions, Regularization, ppo_loss,
 };
 use burn_tree_train::{StepOptions, sft_loss};
@@ -37,12 +37,12 @@ const DTYPE: DType = DType::F32;
 /// Name of the policy loss; the others are supervised.
 const POLICY: &str = "grpo";
 
-/// A way to run the trajectories of a case.
+/// A kind of run.
 #[derive(Clone, Copy, Debug)]
 enum Run {
-    /// Each alone, without any packing.
+    /// Each trajectory separately.
     Alone,
-    /// Packed; even and odd trajectories may be two tasks, which share nothing with each other.
+    /// Packed; even and odd trajectories may be two tasks, which share nothing.
     Packed {
         packing: Packing,
         two_tasks: bool,
@@ -213,7 +213,7 @@ impl Check {
         })
     }
 
-    /// Every prediction, also the untrained ones.
+    /// Every prediction, including untrained ones.
     fn log_probs(&self) -> Result<(), String> {
         let mut trajectories = self.trajectories.clone();
         for trajectory in &mut trajectories {
@@ -255,7 +255,7 @@ impl Check {
                 "token_mean" => (&SHARED_WEIGHTS, Aggregation::TokenMean),
                 "weighted_token_mean" => (&SHARED_WEIGHTS, Aggregation::WeightedTokenMean),
                 "unique" if self.counts_unique() => (&[Objective::Unique], Aggregation::UniqueMean),
-                // Two tasks count a token that they have in common twice.
+                // Two tasks count a common token twice.
                 "unique" => continue,
                 other => return Err(format!("the loss {other} is not known")),
             };
@@ -313,7 +313,7 @@ impl Check {
         let tolerance = Tolerance {
             relative: self.tolerances.gradient,
             floor: 0.0,
-            // Experts that got no token.
+            // Experts without tokens.
             exact_zeros: true,
         };
         let norm = (recorded.norm() - expected.grad_norm).abs() / expected.grad_norm;
@@ -341,7 +341,7 @@ impl Check {
         })
     }
 
-    /// The loss whose gradients were recorded.
+    /// The loss of the recorded gradients.
     fn trained_loss(&self, model: &CausalLm) -> Result<Step, String> {
         match (self.case.expected.grad_loss.as_str(), self.case.objective) {
             ("token_mean", _) => Ok(self.supervised(
@@ -410,7 +410,7 @@ impl Check {
         }
     }
 
-    /// The policy loss, and its parts by name.
+    /// The policy loss and its terms by name.
     fn policy(
         &self,
         model: &CausalLm,
@@ -422,7 +422,7 @@ impl Check {
         }
     }
 
-    /// Each sequence alone, from plain tensor operations.
+    /// Each sequence separately, with plain tensor operations.
     fn policy_alone(
         &self,
         model: &CausalLm,
@@ -510,7 +510,7 @@ impl Check {
         (step, parts)
     }
 
-    /// The gradients by key and in the layout of the weights' file, zero where there is none.
+    /// The gradients by key in the layout of the weights' file; zero without a gradient.
     fn in_file_layout(
         &self,
         gradients: &GradientsParams,
@@ -534,14 +534,14 @@ impl Check {
                 shape: tensor.shape().to_vec(),
                 values,
             };
-            // A key that was not recorded is kept, and reported by the comparison.
+            // Keys that were not recorded are kept and reported by the comparison.
             tensors.insert(tensor.key().to_owned(), host);
         }
         Ok(NamedTensors(tensors))
     }
 }
 
-/// Weights of both must be the same: merging equal occurrences changes nothing.
+/// Both must have the same weights: merging equal occurrences changes nothing.
 const SHARED_WEIGHTS: [Objective; 2] = [Objective::PerPath, Objective::PerOccurrence];
 
 fn ensure(holds: bool, error: impl FnOnce() -> String) -> Result<(), String> {

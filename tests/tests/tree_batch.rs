@@ -1,5 +1,5 @@
-//! Packs as tensors: every value against the pack it comes from, and, with the feature `dataset`,
-//! through Burn's `DataLoader`.
+//! Packs as tensors: every value compared with the pack, and, with the feature `dataset`, through
+//! Burn's `DataLoader`.
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 use tree_pack::{
@@ -201,7 +201,7 @@ fn packs_that_are_no_batch_are_named() {
     }
 }
 
-/// The same packs but for one more trajectory elsewhere: another denominator.
+/// The same packs with one more trajectory elsewhere: another denominator.
 fn other_step() -> PackedStep {
     let more = [
         Trajectory::new("b", "r", vec![21, 22], vec![true; 2]),
@@ -240,7 +240,7 @@ fn a_batch_does_not_compute_parts() {
     let part = TreeBatch::try_part(&packs[1], &Device::flex(), FloatDType::F64).unwrap();
     assert_eq!(integers(&part.position_ids), [3, 4, 5]);
     assert_eq!(part.occurrences.weights.dtype(), DType::F64);
-    // All else is checked of a part, too.
+    // All other columns of a part are checked, too.
     let mut wrong = packs[1].clone();
     wrong.occurrences.targets.pop();
     let error = TreeBatch::try_part(&wrong, &Device::flex(), FloatDType::F64).unwrap_err();
@@ -256,7 +256,7 @@ fn refusal_panics_with_the_text_of_the_error() {
     TreeBatch::new(&parts().packs, &Device::flex());
 }
 
-/// Packs put together by hand tell no step, and go with any.
+/// Packs created by hand belong to no step and can be combined with any.
 #[test]
 fn packs_of_unknown_steps_join_a_batch() {
     let mut packs = step().packs;
@@ -300,7 +300,7 @@ fn tokens_outside_of_the_vocabulary_are_named_by_row() {
         "row 1 of pack 1: token 22 at position 1, expected an id below 22, the size of the \
          vocabulary"
     );
-    // A target that no row has, as where it is in the next pack.
+    // A target without a row, as if it were in the next pack.
     let mut packs = step.packs;
     packs[1].occurrences.targets[0] = 50;
     assert_eq!(
@@ -338,7 +338,7 @@ mod data_loader {
         }
     }
 
-    /// Batches that have the packs of one step each, and others that have not.
+    /// Batches with all packs of a step, and batches without.
     #[test]
     fn the_data_loader_gives_batches_of_steps() {
         let mut packs = step().packs;

@@ -1,5 +1,5 @@
-//! A step over the parts of one tree against the step over the whole tree: time, and memory on the
-//! CPU, for every way in which a step can be computed.
+//! A step on the parts of one tree compared with a step on the whole tree: time, and memory on the
+//! CPU, with each option of a step.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::num::NonZeroUsize;
@@ -21,41 +21,41 @@ use tree_pack::{
 };
 use tree_training_benchmarks::trees::TreeShape;
 
-/// Times gradients of one tree, whole and in parts, with a model of random weights; each with its
-/// graphs kept, with blocks recomputed, and with tensors that wait on the host.
+/// Times the gradients of one tree, whole and in parts, with a random model: with graphs kept, with
+/// activation checkpointing, and with host offload.
 ///
-/// The ways take turns, so that a machine whose rate varies is the same for all; on Linux the time
-/// that the cores spent on the program is there, too, which says more if others run. Memory is the largest
-/// number of bytes allocated on the host during a step, less those before it: that of tensors on CPU
-/// backends, nothing of interest elsewhere.
+/// The cases are interleaved, so that changes in the speed of the machine affect all of them. On
+/// Linux the CPU time of the process is measured, too, which depends less on other load. Memory is
+/// the peak of the bytes allocated on the host during a step, less those before it: tensors on CPU
+/// backends.
 #[derive(Parser, Debug)]
 #[command(name = "bench-partitions", version)]
 struct Args {
-    /// Where to compute.
+    /// Device.
     #[arg(long, default_value = "flex")]
     device: String,
-    /// Shape of the model.
+    /// Configuration of the model.
     #[arg(long, default_value = "tiny")]
     model: String,
-    /// Token ids of the model.
+    /// Vocabulary size of the model.
     #[arg(long, default_value_t = 4096)]
     vocab: usize,
     /// Dtype of the blocks; embedding and head stay f32.
     #[arg(long)]
     bf16: bool,
-    /// Shape of the tree: star8, star16, comb, leaf40 or causal.
+    /// Tree: star8, star16, comb, leaf40 or causal.
     #[arg(long, default_value = "star16")]
     tree: String,
     /// Tokens of the tree.
     #[arg(long, default_value_t = 4096)]
     tokens: usize,
-    /// Parts of the tree: as few tokens each as gives no more of them.
+    /// Number of parts of the tree: the smallest token budget with at most so many parts is used.
     #[arg(long, default_value = "4")]
     parts: NonZeroUsize,
     /// Whether sibling subtrees may share a part.
     #[arg(long)]
     shared: bool,
-    /// Rounds, of which medians are taken; one more goes before.
+    /// Rounds, whose median is taken, after one untimed round.
     #[arg(long, default_value = "5")]
     repetitions: NonZeroUsize,
 }
@@ -70,13 +70,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// A way to compute the step, and what was measured.
+/// An option of the step with its measurements.
 struct Way {
     name: &'static str,
     step: PackedStep,
     options: StepOptions,
     seconds: Vec<f64>,
-    /// Of all cores together.
+    /// CPU seconds on all cores.
     cpu_seconds: Vec<f64>,
     bytes: usize,
 }
@@ -170,7 +170,7 @@ fn ways(args: &Args) -> Result<Vec<Way>> {
         }
     }
     let parts = pack(&trajectories, &forests, high.max(1), partitioning)?;
-    // A part that continues nothing is a step of its own.
+    // A part that continues no other is a step by itself.
     let first = PackedStep {
         packs: parts.packs[..1].to_vec(),
         ..parts.clone()
@@ -212,11 +212,11 @@ fn pack(
     Ok(pack_step(trajectories, forests, &options)?)
 }
 
-/// One step.
+/// The measurements of one step.
 struct Measured {
     seconds: f64,
     cpu_seconds: f64,
-    /// Peak of allocated bytes over those before.
+    /// Peak of the allocated bytes, less those before.
     bytes: usize,
 }
 
@@ -243,8 +243,8 @@ fn measure(model: &CausalLm, way: &Way, device: &Device) -> Result<Measured> {
     })
 }
 
-/// Seconds that the cores have spent on this process, which others that run do not lengthen much. NaN
-/// where the system does not tell.
+/// CPU seconds of this process, which depend little on other load. NaN if the system does not
+/// report them.
 fn cpu_seconds() -> f64 {
     /// Ticks per second of the kernel's interface.
     const TICKS: f64 = 100.0;
@@ -258,7 +258,7 @@ fn cpu_seconds() -> f64 {
     read().unwrap_or(f64::NAN)
 }
 
-/// The system's allocator, which counts.
+/// The system allocator with counters.
 struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
@@ -274,30 +274,30 @@ impl Counting {
     }
 }
 
-// SAFETY: everything is done by the system's allocator.
+// SAFETY: all calls are forwarded to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         Self::add(layout.size());
-        // SAFETY: as asked.
+        // SAFETY: the arguments are those of the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         Self::add(layout.size());
-        // SAFETY: as asked.
+        // SAFETY: the arguments are those of the caller.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as asked.
+        // SAFETY: the arguments are those of the caller.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         Self::add(size);
         LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as asked.
+        // SAFETY: the arguments are those of the caller.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }

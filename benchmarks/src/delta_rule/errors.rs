@@ -5,29 +5,28 @@ use burn::tensor::{DType, Tensor};
 use super::reference::{Group, GroupResults};
 use super::{DeltaRuleGradients, DeltaRuleInputs, DeltaRuleOutput};
 
-/// `||x - reference|| / ||reference||` over all rows of the checked heads; NaN never passes for
-/// small.
+/// `||x - reference|| / ||reference||` over all rows of the checked heads. NaN counts as large.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Errors {
     /// Of the output.
     pub output: f64,
-    /// Of the output, the largest of one row of one head, relative to the mean norm of such a row
-    /// (a row may well be close to zero). What goes wrong in one row only hides in `output`.
+    /// Of the output, the largest error of one row of one head, relative to the mean norm of such a
+    /// row (a row may be close to zero). An error in a single row does not show in `output`.
     pub worst_output_row: f64,
-    /// Of the gradient of the queries.
+    /// Gradient of the queries.
     pub query: f64,
-    /// Of the gradient of the keys.
+    /// Gradient of the keys.
     pub key: f64,
-    /// Of the gradient of the values.
+    /// Gradient of the values.
     pub value: f64,
-    /// Of the gradient of the logarithm of the decay.
+    /// Gradient of the log-decay.
     pub log_decay: f64,
-    /// Of the gradient of beta.
+    /// Gradient of beta.
     pub beta: f64,
 }
 
 impl Errors {
-    /// Checks the key heads `groups` with the value heads that use them.
+    /// Checks the key heads `groups` with their value heads.
     pub fn new(
         inputs: &DeltaRuleInputs,
         forward: &DeltaRuleOutput,
@@ -73,14 +72,14 @@ impl Errors {
         }
     }
 
-    /// The largest of the gradients' errors, NaN if one is.
+    /// The largest error of the gradients; NaN if one is NaN.
     pub fn worst_gradient(&self) -> f64 {
         let all = [self.query, self.key, self.value, self.log_decay, self.beta];
         all.into_iter().fold(0.0, worse)
     }
 }
 
-/// The larger one, NaN if one is.
+/// The larger value; NaN if one is NaN.
 fn worse(a: f64, b: f64) -> f64 {
     if b > a || b.is_nan() { b } else { a }
 }
@@ -101,7 +100,7 @@ impl Difference {
         }
     }
 
-    /// Zero where there is no difference.
+    /// Zero if there is no difference.
     fn relative(self) -> f64 {
         match self.difference == 0.0 {
             true => 0.0,
@@ -169,7 +168,7 @@ fn numbers_of_group(x: &Tensor<2>, inputs: &DeltaRuleInputs, group: usize) -> Ve
 }
 
 fn read(x: Tensor<3>) -> Vec<f64> {
-    // All dtypes but f64 are exact in f32, which every device can cast to.
+    // All dtypes but f64 are exact in f32, which every device supports.
     let wide = match x.dtype() {
         DType::F64 => x,
         _ => x.cast(DType::F32),

@@ -1,4 +1,4 @@
-//! Forward and backward of the gated delta rule as single operations, without autodiff around them.
+//! Forward and backward pass of the gated delta rule as single operations, without autodiff.
 
 pub mod errors;
 pub mod reference;
@@ -13,7 +13,7 @@ use burn_tree_ssm::{
 
 use burn_tree_models::LinearAttentionConfig;
 
-/// Key and value heads, and features of one.
+/// Numbers of heads and their features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaRuleHeads {
     /// Query and key heads.
@@ -37,21 +37,21 @@ impl From<&LinearAttentionConfig> for DeltaRuleHeads {
     }
 }
 
-/// Rows of a window for which the products are counted.
+/// Rows of a window for which products are counted.
 const WINDOW_ROWS: f64 = 64.0;
 
 impl DeltaRuleHeads {
-    /// FLOPs of the forward pass on `rows` rows, in full windows of 64 rows `C`: three products
-    /// `C x DK x DV` with the state (what it predicts, what queries read, the update) and four of
-    /// `C x C x D` (`K K^T`, `Q K^T`, and both that mix values). 5.2 million multiply-adds a window
-    /// and value head at 128 features.
+    /// Model FLOPs of the forward pass on `rows` rows, in full windows of 64 rows `C`: three
+    /// products `C x DK x DV` with the state (prediction, query, update) and four of `C x C x D`
+    /// (`K K^T`, `Q K^T`, and two with values). 5.2 million multiply-adds per window and value head
+    /// at 128 features.
     pub fn forward_flops(&self, rows: usize) -> f64 {
         self.flops(rows, 3.0, 2.0)
     }
 
-    /// FLOPs of the backward pass, which computes states and mixed values again: eight products
-    /// `C x DK x DV` and fifteen of `C x C x D`. 16.3 million multiply-adds a window and value head
-    /// at 128 features.
+    /// Model FLOPs of the backward pass, which recomputes states and mixed values: eight products
+    /// `C x DK x DV` and fifteen of `C x C x D`. 16.3 million multiply-adds per window and value
+    /// head at 128 features.
     pub fn backward_flops(&self, rows: usize) -> f64 {
         self.flops(rows, 8.0, 7.5)
     }
@@ -64,7 +64,7 @@ impl DeltaRuleHeads {
     }
 }
 
-/// Random inputs of the gated delta rule, with the values that a trained layer gives it.
+/// Random inputs of the gated delta rule, distributed as in a trained layer.
 pub struct DeltaRuleInputs {
     /// `[R, HK, DK]`, of length 1.
     pub query: Tensor<3>,
@@ -84,7 +84,7 @@ pub struct DeltaRuleInputs {
     settings: GatedDeltaRuleSettings,
 }
 
-/// What the forward pass leaves.
+/// The results of the forward pass.
 #[derive(Clone)]
 pub struct DeltaRuleOutput {
     /// `[R, HV, DV]`
@@ -108,13 +108,13 @@ pub struct DeltaRuleGradients {
 }
 
 impl DeltaRuleInputs {
-    /// Draws inputs: normalised queries and keys, values and gradients from the standard normal
-    /// distribution, `beta` its sigmoid, and decays `-A softplus(a)`. The rates `A` go from 0.05 to
-    /// 16 in equal ratios, from head to head of a group and from group to group, so that every group
-    /// has slow and fast heads.
+    /// Draws normalised queries and keys, values and gradients from the standard normal
+    /// distribution, `beta` as its sigmoid, and decays `-A softplus(a)`. The rates `A` increase
+    /// geometrically from 0.05 to 16, over the heads of a group and then over groups, so that every
+    /// group has slow and fast heads.
     ///
     /// # Errors
-    /// If the implementation cannot run there.
+    /// If the implementation cannot run on the device.
     pub fn random(
         recurrence: &TreeRecurrence,
         heads: DeltaRuleHeads,
@@ -127,7 +127,7 @@ impl DeltaRuleInputs {
         let vectors =
             |heads: usize, dim: usize| Tensor::<3>::random([rows, heads, dim], normal, device);
         let numbers = || Tensor::<2>::random([rows, heads.value], normal, device);
-        // Decays, gates and states of f64 are f64, too.
+        // With f64 inputs, decays, gates and states are f64, too.
         let wide = match dtype {
             DType::F64 => DType::F64,
             _ => DType::F32,
@@ -161,7 +161,7 @@ impl DeltaRuleInputs {
         Ok(inputs)
     }
 
-    /// Checks the arguments, which the operations do not.
+    /// Checks the arguments, because the operations do not.
     fn check(&self, implementation: Implementation) -> Result<(), ArgumentError> {
         let batch = self.recurrence.batch_size();
         let length = self.recurrence.row_length();
@@ -190,17 +190,17 @@ impl DeltaRuleInputs {
         Ok(())
     }
 
-    /// Factor of the queries.
+    /// Scale of the queries.
     pub fn scale(&self) -> f64 {
         self.settings.scale
     }
 
-    /// The trees.
+    /// The recurrence.
     pub fn recurrence(&self) -> &TreeRecurrence {
         &self.recurrence
     }
 
-    /// The tensors as a backend gets them.
+    /// The tensors as primitives of the backend.
     fn inputs(&self) -> GatedDeltaRuleInputs<Dispatch> {
         GatedDeltaRuleInputs {
             query: self.query.clone().into_dispatch(),
@@ -250,10 +250,11 @@ impl DeltaRuleInputs {
     }
 }
 
-/// The slowest and the fastest rate of decay.
+/// The slowest and the fastest decay rate.
 const RATES: [f64; 2] = [0.05, 16.0];
 
-/// `[HV]` rates in equal ratios: the first value head of each group, then the second, and so on.
+/// `[HV]` geometrically increasing rates: the first value head of each group, then the second, and
+/// so on.
 fn decay_rates(heads: DeltaRuleHeads) -> Vec<f32> {
     let group = heads.value / heads.key;
     let last = (heads.value - 1).max(1) as f64;
@@ -297,8 +298,8 @@ mod tests {
         }
     }
 
-    /// The token recurrence on the host, which judges measurements, is judged itself: both
-    /// implementations agree in f64, on a tree with forks, a single token and padding.
+    /// Checks the token recurrence on the host, the reference of the measurements: it agrees with
+    /// both implementations in f64, on a tree with forks, a single token and padding.
     #[test]
     fn reference_and_operation_agree() {
         let heads = DeltaRuleHeads {

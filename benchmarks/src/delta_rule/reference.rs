@@ -1,18 +1,18 @@
 //! The gated delta rule and its gradients in f64 on the host, token by token.
 //!
-//! The columns of a state (one per feature of a value) do not know of each other, so each is
-//! followed by itself: forward along the tree with all its states kept, then back.
+//! The columns of a state (one per feature of a value) are independent, so each is computed
+//! separately: forward along the tree with all states kept, then backward.
 
 use rayon::prelude::*;
 
-/// Inputs of one group: a key head and the value heads that use it.
+/// The inputs of one group: a key head and its value heads.
 #[derive(Clone, Debug)]
 pub struct Group<'a> {
     /// `[R]` previous row of the path, negative at roots and in padding.
     pub parents: &'a [i32],
     /// `[R]` whether the row is padding.
     pub is_padding: &'a [bool],
-    /// Factor of the queries.
+    /// Scale of the queries.
     pub scale: f64,
     /// Features of a query or key.
     pub key_dim: usize,
@@ -49,7 +49,7 @@ pub struct GroupResults {
     pub beta: Vec<f64>,
 }
 
-/// What one worker adds up over its columns, and what it finds for each of them.
+/// Sums of one worker over its columns, and the results of each column.
 struct Share {
     /// `[R, DK]`
     query: Vec<f64>,
@@ -76,12 +76,12 @@ impl Group<'_> {
         &of_keys[row * self.key_dim..(row + 1) * self.key_dim]
     }
 
-    /// Output and all gradients, on all cores.
+    /// Computes output and all gradients on all cores.
     pub fn results(&self) -> GroupResults {
         let (rows, heads) = (self.rows(), self.heads());
         let width = heads * self.value_dim;
         let columns: Vec<usize> = (0..width).collect();
-        // One share a worker: each holds several arrays as large as the keys.
+        // One share per worker, because each holds several arrays as large as the keys.
         let of_worker = width.div_ceil(rayon::current_num_threads()).max(1);
         let shares: Vec<Share> = columns
             .par_chunks(of_worker)
@@ -161,7 +161,7 @@ impl Group<'_> {
         output
     }
 
-    /// Adds a column's part of the gradients to `share`; returns those of the values.
+    /// Adds the contribution of a column to `share`; returns the gradients of the values.
     fn backward(&self, column: usize, scratch: &mut Scratch, share: &mut Share) -> Vec<f64> {
         let (dim, heads) = (self.key_dim, self.heads());
         let head = column / self.value_dim;
@@ -215,7 +215,7 @@ impl Group<'_> {
     }
 }
 
-/// What a column needs while it is computed.
+/// The state of the computation of a column.
 struct Scratch {
     /// `[R, DK]`
     states: Vec<f64>,
@@ -225,7 +225,7 @@ struct Scratch {
     residuals: Vec<f64>,
 }
 
-/// In eight sums, which compilers may turn into vectors.
+/// In eight partial sums, which the compiler can vectorise.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     const LANES: usize = 8;
     let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));

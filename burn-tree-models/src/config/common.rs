@@ -1,23 +1,24 @@
-//! What the `config.json` of all families have in common.
+//! The fields of `config.json` that all families share.
 
 use serde_json::{Map, Value, json};
 
 use super::{AttentionBias, ConfigError, Fields, LayerType, ModelConfig, rope};
 use crate::registry::Family;
 
-/// What a family takes for fields that are absent.
+/// Defaults of a family for absent fields.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Defaults {
-    /// The heads' features; as many as make up the hidden size if `None`.
+    /// Features of a head; `None` divides the hidden size by the number of heads.
     pub(crate) head_dim: Option<usize>,
-    /// Base of the rotary angles; it must be given if `None`.
+    /// Base of the rotary angles; `None` if the field is required.
     pub(crate) rope_theta: Option<f64>,
-    /// Share of a head that is rotated; families that rotate the whole head refuse any other.
+    /// Default share of a head that is rotated; families that rotate the whole head refuse other
+    /// values.
     pub(crate) partial_rotary_factor: f64,
 }
 
 impl Defaults {
-    /// Those of families with plain attention.
+    /// The defaults of families with plain attention.
     pub(crate) const PLAIN: Self = Self {
         head_dim: None,
         rope_theta: Some(10_000.0),
@@ -26,8 +27,8 @@ impl Defaults {
 }
 
 impl ModelConfig {
-    /// Takes out the fields that all families have: the configuration of a dense model in which all
-    /// blocks attend to everything, without biases and without norms of queries and keys.
+    /// Takes the fields that all families share and returns the configuration of a dense model with
+    /// full attention, without biases and without query and key norms.
     pub(crate) fn common(
         family: &'static Family,
         fields: &mut Fields,
@@ -117,7 +118,7 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// `layer_types` with an entry for each layer, if given.
+/// `layer_types` with one entry per layer, if present.
 pub(crate) fn layer_types(
     fields: &mut Fields,
     layers: usize,
@@ -132,8 +133,9 @@ pub(crate) fn layer_types(
     }
 }
 
-/// The layers of a model in which all attend, some perhaps to a window: `layer_types`, or those
-/// from `max_window_layers` on if `later_slide`, else all.
+/// The mixers of a model with attention in all layers. Layers with a sliding window, if there is
+/// one, are those of `layer_types`; without that field all layers, or those from
+/// `max_window_layers` on if `later_slide`.
 pub(crate) fn attention_layers(
     fields: &mut Fields,
     layers: usize,
@@ -169,7 +171,7 @@ pub(crate) fn attention_layers(
         .collect()
 }
 
-/// The fields that all families have.
+/// Writes the fields that all families share.
 pub(crate) fn write_common(config: &ModelConfig) -> Map<String, Value> {
     let mut json = Map::new();
     let mut set = |field: &str, value: Value| json.insert(field.to_owned(), value);
@@ -213,7 +215,7 @@ pub(crate) fn write_layer_types(config: &ModelConfig, json: &mut Map<String, Val
     json.insert("layer_types".to_owned(), json!(names));
 }
 
-/// The fields that say what the model is; `class` is that of Hugging Face's library.
+/// Writes the model type; `class` is the class name in Hugging Face's library.
 pub(crate) fn write_name(json: &mut Map<String, Value>, model_type: &str, class: &str) {
     let fields = json!({ "model_type": model_type, "architectures": [class] });
     extend(json, fields);

@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration.
+//! Errors of a configuration.
 
 use std::path::PathBuf;
 
@@ -21,41 +21,41 @@ pub enum ConfigError {
         /// Cause, with line and column.
         source: serde_json::Error,
     },
-    /// The file is JSON, but no object.
+    /// The file is JSON, but not an object.
     #[error("the configuration must be a JSON object")]
     NotAnObject,
-    /// A field is absent.
+    /// A required field is absent.
     #[error("field `{field}` is missing")]
     Missing {
         /// Name of the field.
         field: String,
     },
-    /// A field has a value that makes no sense.
+    /// A field has an invalid value.
     #[error("field `{field}` is {value}, expected {expected}")]
     Invalid {
         /// Name of the field.
         field: String,
         /// Its value.
         value: String,
-        /// What it should be.
+        /// The valid values.
         expected: &'static str,
     },
-    /// A field asks for something that is not implemented.
+    /// A field requests a feature that is not implemented.
     #[error("field `{field}` is {value}, which is not supported: {reason}")]
     Unsupported {
         /// Name of the field.
         field: String,
         /// Its value.
         value: String,
-        /// What is supported instead.
+        /// The reason, or what is supported instead.
         reason: String,
     },
-    /// There is no built-in configuration of that name.
+    /// There is no built-in configuration with this name.
     #[error("no built-in model `{name}`; there are {}", known.join(", "))]
     UnknownName {
         /// The name.
         name: String,
-        /// Those there are.
+        /// The built-in names.
         known: Vec<&'static str>,
     },
 }

@@ -1,13 +1,13 @@
-//! Fields of a JSON object by type.
+//! Typed access to the fields of a JSON object.
 
 use serde_json::{Map, Value};
 
 use super::ConfigError;
 
-/// Fields of a JSON object; those that are taken out are understood, the rest is kept.
+/// The fields of a JSON object. Fields that are read are taken out; the rest is kept.
 pub(crate) struct Fields {
     map: Map<String, Value>,
-    /// What names of fields begin with in errors: `rope_scaling.` of an inner object.
+    /// Prefix of field names in errors: `rope_scaling.` for an inner object.
     prefix: String,
 }
 
@@ -19,7 +19,7 @@ impl Fields {
         }
     }
 
-    /// Those that were not taken out.
+    /// The fields that were not taken.
     pub(crate) fn into_rest(self) -> Map<String, Value> {
         self.map
     }
@@ -28,38 +28,38 @@ impl Fields {
         self.map.is_empty()
     }
 
-    /// Names of the fields that are left.
+    /// The names of the remaining fields.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.map.keys().map(String::as_str)
     }
 
-    /// Whether the field is there and null.
+    /// Whether the field is present and null.
     pub(crate) fn is_null(&self, field: &str) -> bool {
         self.map.get(field).is_some_and(Value::is_null)
     }
 
-    /// Puts a field in, or back.
+    /// Inserts a field.
     pub(crate) fn insert(&mut self, field: &str, value: impl Into<Value>) {
         self.map.insert(field.to_owned(), value.into());
     }
 
-    /// Sets a field that is absent; one that is null stays so.
+    /// Sets a field if it is absent; a null field is kept.
     pub(crate) fn default_to(&mut self, field: &str, value: impl Into<Value>) {
         let entry = self.map.entry(field.to_owned());
         entry.or_insert_with(|| value.into());
     }
 
-    /// The name of a field in errors.
+    /// The full name of a field in errors.
     pub(crate) fn path(&self, field: &str) -> String {
         format!("{}{field}", self.prefix)
     }
 
-    /// A value, while its field stays; JSON null counts as absent.
+    /// A value, without taking the field; null counts as absent.
     pub(crate) fn peek(&self, field: &str) -> Option<&Value> {
         self.map.get(field).filter(|value| !value.is_null())
     }
 
-    /// Takes a field out; JSON null counts as absent.
+    /// Takes a field; null counts as absent.
     pub(crate) fn take(&mut self, field: &str) -> Option<Value> {
         self.map
             .shift_remove(field)
@@ -116,7 +116,7 @@ impl Fields {
     }
 
     pub(crate) fn optional_size(&mut self, field: &str) -> Result<Option<usize>, ConfigError> {
-        // Sizes index tensors with 32 bits.
+        // Tensors are indexed with 32 bits.
         self.typed(field, "a whole number from 1 to 2^31 - 1", |value| {
             let size = value.as_u64()?;
             (1..=i32::MAX as u64)
@@ -131,7 +131,7 @@ impl Fields {
     }
 }
 
-/// A number that is neither infinite nor NaN.
+/// A finite number.
 pub(crate) fn finite(value: &Value) -> Option<f64> {
     value.as_f64().filter(|number| number.is_finite())
 }

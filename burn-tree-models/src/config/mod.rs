@@ -1,4 +1,4 @@
-//! Shape and constants of a model, as in a Hugging Face `config.json`.
+//! The configuration of a model, as in a Hugging Face `config.json`.
 
 mod common;
 mod error;
@@ -20,108 +20,108 @@ pub(crate) use fields::Fields;
 
 use crate::registry::{self, Family};
 
-/// Shape and constants of a model: everything that its layers depend on.
+/// The configuration of a model: all settings that its layers depend on.
 ///
-/// A [`Family`] reads it from a `config.json` and writes it back.
+/// A [`Family`] reads it from a `config.json` and writes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// The family it is read from and written for.
+    /// The family.
     pub family: &'static Family,
     /// Number of token ids.
     pub vocab_size: usize,
     /// Features of the residual stream.
     pub hidden_size: usize,
-    /// Features inside the dense feed-forward layers; 0 if all are mixtures of experts.
+    /// Features inside the dense feed-forward layers; 0 without dense layers.
     pub intermediate_size: usize,
     /// Number of blocks.
     pub num_hidden_layers: usize,
     /// Query heads.
     pub num_attention_heads: usize,
-    /// Key and value heads; divides the query heads.
+    /// Key and value heads; a divisor of the query heads.
     pub num_key_value_heads: usize,
     /// Features of one head.
     pub head_dim: usize,
-    /// How many features of a query or key head, from the first on, are rotated.
+    /// Number of features of a query or key head that are rotated, starting at the first.
     pub rotary_dim: usize,
     /// Base of the rotary angles.
     pub rope_theta: f64,
-    /// How the rotary angles are stretched.
+    /// Scaling of the rotary angles.
     pub rope_scaling: RopeScaling,
-    /// Which projections of attention have a bias.
+    /// The projections of attention that have a bias.
     pub attention_bias: AttentionBias,
-    /// Whether each query and key head has a norm before it is rotated.
+    /// Whether query and key heads have a norm before RoPE.
     pub query_key_norm: bool,
-    /// Whether what attention reads is scaled by the sigmoid of a second half of the query
-    /// projection.
+    /// Whether the output of attention is scaled by the sigmoid of a gate, the second half of the
+    /// query projection.
     pub attention_output_gate: bool,
     /// Whether the projections of dense feed-forward layers have a bias.
     pub mlp_bias: bool,
-    /// Added to the mean square in norms.
+    /// Epsilon of the norms.
     pub rms_norm_eps: f64,
     /// Whether norms scale by `1 + weight`.
     pub zero_centered_norms: bool,
-    /// Whether the head is the embedding.
+    /// Whether head and embedding share their weight.
     pub tie_word_embeddings: bool,
     /// Standard deviation of random weights.
     pub initializer_range: f64,
-    /// How each block mixes tokens.
+    /// The token mixer of each block.
     pub layer_types: Vec<LayerType>,
     /// Mixture-of-experts settings; `None` for a dense model.
     pub moe: Option<MoeConfig>,
-    /// Fields of the JSON file that do not change the computation; they are written back.
+    /// Fields of the JSON file that do not change the computation. They are written back.
     pub other: Map<String, Value>,
 }
 
-/// Which projections of attention have a bias.
+/// The projections of attention that have a bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionBias {
-    /// None of them.
+    /// None.
     None,
-    /// Those of queries, keys and values.
+    /// Queries, keys and values.
     QueryKeyValue,
-    /// These and the output projection.
+    /// Queries, keys, values and output.
     All,
 }
 
-/// How a block mixes tokens.
+/// The token mixer of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerType {
-    /// By attention to all ancestors.
+    /// Attention to all ancestors.
     FullAttention,
-    /// By attention to so many positions, the query's included.
+    /// Attention to a window of so many positions, including that of the query.
     SlidingAttention(usize),
-    /// By a Gated DeltaNet.
+    /// A Gated DeltaNet.
     LinearAttention(LinearAttentionConfig),
 }
 
 /// Sizes of a Gated DeltaNet layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinearAttentionConfig {
-    /// Query and key heads `HK`; divides the value heads.
+    /// Query and key heads `HK`; a divisor of the value heads.
     pub num_key_heads: usize,
-    /// Value heads `HV`, each with a state of its own.
+    /// Value heads `HV`, with one state each.
     pub num_value_heads: usize,
     /// Features of a query or key head.
     pub key_head_dim: usize,
     /// Features of a value head.
     pub value_head_dim: usize,
-    /// Tokens that the causal convolution sees, the current one included.
+    /// Kernel size of the causal convolution, including the current token.
     pub conv_kernel_dim: usize,
-    /// How checkpoints store the input projections.
+    /// The layout of the input projections in checkpoints.
     pub projections: ProjectionLayout,
 }
 
-/// How checkpoints store the input projections of a Gated DeltaNet.
+/// The layout of the input projections of a Gated DeltaNet in checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProjectionLayout {
-    /// In two matrices, for each key head what belongs to it.
+    /// Two matrices, grouped by key head.
     Grouped,
-    /// Each part apart.
+    /// Four separate matrices.
     Split,
 }
 
 impl LinearAttentionConfig {
-    /// Features of all query heads, and of all key heads.
+    /// Features of all query heads; also of all key heads.
     pub fn key_dim(&self) -> usize {
         self.num_key_heads * self.key_head_dim
     }
@@ -146,31 +146,32 @@ pub struct MoeConfig {
     pub num_experts_per_tok: usize,
     /// Features inside one expert.
     pub moe_intermediate_size: usize,
-    /// Features inside the expert that every token passes through, if there is one.
+    /// Features inside the shared expert, if there is one.
     pub shared_expert_intermediate_size: Option<usize>,
-    /// Whether the weights of the chosen experts are scaled to sum to one.
+    /// Whether the weights of the chosen experts are normalised to sum to one.
     pub norm_topk_prob: bool,
-    /// Every how many blocks the feed-forward layer is a mixture.
+    /// Every so many blocks, the feed-forward layer is a mixture of experts.
     pub decoder_sparse_step: usize,
-    /// Blocks that stay dense all the same.
+    /// Blocks whose feed-forward layer is dense in any case.
     pub mlp_only_layers: Vec<usize>,
-    /// Factor of the load-balancing loss; 0 if it is off.
+    /// Coefficient of the load-balancing loss; 0 disables it.
     pub router_aux_loss_coef: f64,
-    /// How checkpoints store the experts.
+    /// The layout of the experts in checkpoints.
     pub storage: ExpertStorage,
 }
 
-/// How checkpoints store the experts of a layer. Both are read; this is how they are written.
+/// The layout of the experts of a layer in checkpoints. Both layouts can be read; this one is
+/// written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertStorage {
-    /// Each by itself.
+    /// One tensor per expert and projection.
     Single,
-    /// All of a layer in two tensors.
+    /// Two tensors for all experts of a layer.
     Fused,
 }
 
 impl ModelConfig {
-    /// Reads `config.json` of a model folder, or a JSON file.
+    /// Reads the `config.json` of a model folder, or a JSON file.
     pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
         let path = match path.is_dir() {
             true => path.join("config.json"),
@@ -187,8 +188,8 @@ impl ModelConfig {
         Self::from_json(value)
     }
 
-    /// Reads the fields of a `config.json`. Of a multimodal model it is the language model that
-    /// `text_config` describes.
+    /// Reads the fields of a `config.json`. For a multimodal model, reads the language model in
+    /// `text_config`.
     pub fn from_json(value: Value) -> Result<Self, ConfigError> {
         let Value::Object(map) = value else {
             return Err(ConfigError::NotAnObject);
@@ -201,7 +202,7 @@ impl ModelConfig {
         (family.read)(fields, &model_type)
     }
 
-    /// The `config.json` of the model, with the fields that were read but not used.
+    /// The `config.json` of the model, including unused fields.
     pub fn to_json(&self) -> Value {
         let mut json = write_common(self);
         (self.family.write)(self, &mut json);
@@ -211,7 +212,7 @@ impl ModelConfig {
         Value::Object(json)
     }
 
-    /// The built-in configuration of this name, with another number of token ids.
+    /// The built-in configuration with this name and with another number of token ids.
     pub fn named(name: &str, vocab_size: usize) -> Result<Self, ConfigError> {
         Ok(Self {
             vocab_size,
@@ -219,7 +220,7 @@ impl ModelConfig {
         })
     }
 
-    /// The configuration with the fields that nobody has taken, if it makes sense.
+    /// Checks the configuration and stores the remaining fields in it.
     pub(crate) fn checked(self, rest: Fields) -> Result<Self, ConfigError> {
         self.check()?;
         Ok(Self {
@@ -236,7 +237,7 @@ impl ModelConfig {
         })
     }
 
-    /// The mixture of experts of block `layer`, if its feed-forward layer is one.
+    /// The mixture-of-experts settings of block `layer`, if it has one.
     pub fn moe_of(&self, layer: usize) -> Option<&MoeConfig> {
         self.moe.as_ref().filter(|_| self.is_moe_layer(layer))
     }
@@ -249,12 +250,12 @@ impl ModelConfig {
         }
     }
 
-    /// Whether some block is recurrent.
+    /// Whether the model has recurrent blocks.
     pub fn is_hybrid(&self) -> bool {
         self.attention_layers() < self.num_hidden_layers
     }
 
-    /// Number of blocks with attention.
+    /// Number of attention blocks.
     pub fn attention_layers(&self) -> usize {
         let layers = 0..self.num_hidden_layers;
         layers

@@ -1,23 +1,23 @@
-//! The rotary embedding in a `config.json`, in either of two spellings: `rope_parameters` with
-//! everything, or `rope_theta` and `rope_scaling`.
+//! The fields of RoPE in `config.json`, in both formats: `rope_parameters`, or `rope_theta` and
+//! `rope_scaling`.
 
 use serde_json::{Map, Value, json};
 
 use super::fields::finite;
 use super::{ConfigError, Fields, Llama3Scaling, ModelConfig, RopeScaling, YarnScaling};
 
-/// A rotary embedding as read.
+/// RoPE as read from a configuration.
 pub(crate) struct Rope {
     pub(crate) theta: Option<f64>,
     pub(crate) partial_rotary_factor: Option<f64>,
     pub(crate) scaling: RopeScaling,
 }
 
-/// Fields beside the numbers of a scaling that do not change the embedding of text.
+/// Fields of a scaling that do not change the embedding of text.
 const INERT: [&str; 3] = ["finetuned", "mrope_section", "mrope_interleaved"];
 
-/// Takes the fields of the rotary embedding out. Of two objects the older one, if it is not empty,
-/// counts, as in Hugging Face's library.
+/// Takes the fields of RoPE. If both formats are present, the older one counts unless it is empty,
+/// as in Hugging Face's library.
 pub(super) fn read(fields: &mut Fields) -> Result<Rope, ConfigError> {
     let theta = fields.number("rope_theta")?;
     let factor = fields.number("partial_rotary_factor")?;
@@ -59,7 +59,7 @@ pub(super) fn read(fields: &mut Fields) -> Result<Rope, ConfigError> {
         let reason = format!("the scaling {kind} has no such number");
         return Err(ConfigError::unsupported(&object.path(name), value, reason));
     }
-    // How positions of images are interleaved: of text it is the plain embedding.
+    // The interleaving of image positions, which does not affect text.
     if !object.is_empty() {
         fields.insert("rope_parameters", object.into_rest());
     }
@@ -112,7 +112,7 @@ fn read_yarn(object: &mut Fields, model: &mut Fields) -> Result<YarnScaling, Con
         (None, Some(one), Some(all)) => YarnScaling::attention_factor_of(factor, one, all),
         (None, _, _) => YarnScaling::default_attention_factor(factor),
     };
-    // Null counts as false there: it is not absent.
+    // Null means false here, not absent.
     let null = object.is_null("truncate");
     Ok(YarnScaling {
         factor,
@@ -136,8 +136,8 @@ fn positive(object: &mut Fields, field: &str) -> Result<f64, ConfigError> {
     }
 }
 
-/// Positions that the model was trained on before it was stretched: of the model, of the object, or
-/// all that the model has.
+/// The original context length before scaling: from the model, from the scaling, or the context
+/// length of the model.
 fn original_length(object: &mut Fields, model: &mut Fields) -> Result<f64, ConfigError> {
     const FIELD: &str = "original_max_position_embeddings";
     let own = model.optional_size(FIELD)?;
@@ -150,7 +150,7 @@ fn length(model: &Fields) -> Option<f64> {
     model.peek("max_position_embeddings").and_then(finite)
 }
 
-/// Both spellings: readers of either age find theirs.
+/// Writes both formats, for old and new readers.
 pub(super) fn write(config: &ModelConfig, json: &mut Map<String, Value>) {
     let mut object = Map::new();
     let mut set = |field: &str, value: Value| object.insert(field.to_owned(), value);

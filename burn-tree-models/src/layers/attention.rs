@@ -14,8 +14,8 @@ use super::source::ParameterSource;
 use super::{linear, project, project_all};
 use crate::config::{AttentionBias, LayerType, ModelConfig};
 
-/// Projections, perhaps with biases; perhaps query and key norms per head; rotary embedding of the
-/// head or of its first features.
+/// Projections, optionally with biases; optional query and key norms per head; RoPE on all or the
+/// first features of a head.
 #[derive(Module, Debug)]
 pub struct Attention {
     /// `[hidden, heads * head_dim]`; with an output gate twice as wide: query, then gate, of each
@@ -27,9 +27,9 @@ pub struct Attention {
     pub v_proj: Linear,
     /// `[heads * head_dim, hidden]`
     pub o_proj: Linear,
-    /// Over `head_dim`.
+    /// Query norm over `head_dim`.
     pub q_norm: Option<RmsNorm>,
-    /// Over `head_dim`.
+    /// Key norm over `head_dim`.
     pub k_norm: Option<RmsNorm>,
     head_dim: usize,
     #[module(skip)]
@@ -38,13 +38,13 @@ pub struct Attention {
     output_gate: bool,
 }
 
-/// Result of [`Attention::forward`].
+/// The result of [`Attention::forward`].
 pub(super) struct AttentionOutput {
     /// `[B, N, hidden]`
     pub hidden: Tensor<3>,
-    /// `[B, Hkv, N, D]`, after the rotary embedding.
+    /// Keys after RoPE `[B, Hkv, N, D]`.
     pub key: Tensor<4>,
-    /// `[B, Hkv, N, D]`
+    /// Values `[B, Hkv, N, D]`.
     pub value: Tensor<4>,
 }
 
@@ -101,7 +101,7 @@ impl Attention {
     }
 
     /// # Errors
-    /// If `past` is that of a recurrent block, or an operation refuses its arguments.
+    /// If `past` is that of a recurrent block, or the arguments of an operation are invalid.
     pub(super) fn forward(
         &self,
         x: Tensor<3>,

@@ -1,5 +1,5 @@
-//! One block: a layer that mixes tokens and a feed-forward layer, each after a norm and added to
-//! its input.
+//! One block: a token mixer and a feed-forward layer, each with a norm before it and a residual
+//! connection.
 
 use burn::module::Module;
 use burn::tensor::{DType, Int, Tensor};
@@ -16,33 +16,33 @@ use crate::config::ModelConfig;
 /// A block.
 #[derive(Module, Debug)]
 pub struct Block {
-    /// Before the mixing layer.
+    /// The norm before the mixer.
     pub input_layernorm: RmsNorm,
-    /// The mixing layer.
+    /// The token mixer.
     pub mixer: Mixer,
-    /// Before the feed-forward layer.
+    /// The norm before the feed-forward layer.
     pub post_attention_layernorm: RmsNorm,
     /// The feed-forward layer.
     pub mlp: FeedForward,
 }
 
-/// The layer of a block that mixes tokens.
+/// The token mixer of a block.
 #[derive(Module, Debug)]
-#[allow(clippy::large_enum_variant)] // One per layer; `Module` does not know boxes.
+#[allow(clippy::large_enum_variant)] // One per layer; `Module` does not support boxes.
 pub enum Mixer {
     /// Attention.
     Attention(Attention),
-    /// A recurrence.
+    /// A Gated DeltaNet.
     GatedDeltaNet(GatedDeltaNet),
 }
 
-/// Feed-forward layer of a block.
+/// The feed-forward layer of a block.
 #[derive(Module, Debug)]
-#[allow(clippy::large_enum_variant)] // One per layer; `Module` does not know boxes.
+#[allow(clippy::large_enum_variant)] // One per layer; `Module` does not support boxes.
 pub enum FeedForward {
-    /// The same for every token.
+    /// Dense.
     Dense(Mlp),
-    /// By chosen experts.
+    /// Mixture of experts.
     Sparse(SparseMoe),
 }
 
@@ -86,11 +86,11 @@ impl Block {
         })
     }
 
-    /// `experts [B * N, K]` are those to be taken by a mixture, if they were chosen before.
+    /// `experts [B * N, K]` are the experts to use if they were chosen before.
     ///
     /// # Errors
-    /// If `past` is not that of such a block, an operation refuses its arguments, or the routing of a
-    /// mixture cannot be read.
+    /// If `past` is that of another kind of block, the arguments of an operation are invalid, or
+    /// the routing cannot be read from the device.
     pub(crate) fn forward(
         &self,
         x: Tensor<3>,
@@ -127,7 +127,7 @@ impl Block {
         Ok((x + hidden, outputs))
     }
 
-    /// The dtype in which the block computes: that of its projections.
+    /// The compute dtype of the block: that of its projections.
     pub(crate) fn compute_dtype(&self) -> DType {
         match &self.mixer {
             Mixer::Attention(attention) => attention.q_proj.weight.val().dtype(),

@@ -1,4 +1,4 @@
-//! Gated DeltaNet: a layer whose state follows each path of the tree.
+//! Gated DeltaNet: a recurrent layer whose state follows each path of the tree.
 
 use burn::module::{Module, Param};
 use burn::nn::Linear;
@@ -14,22 +14,23 @@ use super::source::{Initial, ParameterSource};
 use super::{linear, project, project_all};
 use crate::config::{LinearAttentionConfig, ModelConfig, ProjectionLayout};
 
-/// Added to the sum of squares of queries and keys.
+/// Epsilon of the L2 norm of queries and keys.
 const L2_NORM_EPSILON: f64 = 1e-6;
 
 /// Input projections, a causal convolution, the gated delta rule, a gated norm and an output
 /// projection.
 #[derive(Module, Debug)]
 pub struct GatedDeltaNet {
-    /// Queries, keys, values, output gates `z`, and what the gates of the state are made from.
+    /// Projections to queries, keys, values, output gates `z`, and the inputs of the decay and
+    /// update gates.
     pub projections: InputProjections,
-    /// Of queries, keys and values along the path.
+    /// The causal convolution of queries, keys and values.
     pub conv1d: DepthwiseConv,
-    /// `[HV]` logarithm of the rate of decay, in at least f32.
+    /// `[HV]` logarithm of the decay rate, in at least f32.
     pub a_log: Param<Tensor<1>>,
-    /// `[HV]` added to the input-dependent part of the decay.
+    /// `[HV]` bias of the input-dependent part of the decay.
     pub dt_bias: Param<Tensor<1>>,
-    /// Norm of each value head, scaled by its gate.
+    /// Gated norm of each value head.
     pub norm: GatedNorm,
     /// `[value_dim, hidden]`
     pub out_proj: Linear,
@@ -39,18 +40,17 @@ pub struct GatedDeltaNet {
     value_head_dim: usize,
 }
 
-/// The input projections as a checkpoint stores them.
+/// The input projections, in the layout of the checkpoint.
 #[derive(Module, Debug)]
-#[allow(clippy::large_enum_variant)] // One per layer; `Module` does not know boxes.
+#[allow(clippy::large_enum_variant)] // One per layer; `Module` does not support boxes.
 pub enum InputProjections {
-    /// Of Qwen3-Next: for each key head what belongs to it.
+    /// Qwen3-Next: grouped by key head.
     Grouped(GroupedProjections),
-    /// Of Qwen3.5: each part apart.
+    /// Qwen3.5: separate.
     Split(SplitProjections),
 }
 
-/// Projections with the outputs of one key head next to each other; `r` value heads share a key
-/// head.
+/// Projections grouped by key head, each of which has `r` value heads.
 #[derive(Module, Debug)]
 pub struct GroupedProjections {
     /// `[hidden, HK * (2 * DK + 2 * r * DV)]`: query, key, `r` values, `r` output gates.
@@ -59,7 +59,7 @@ pub struct GroupedProjections {
     pub in_proj_ba: Linear,
 }
 
-/// Projections with the outputs of all heads next to each other.
+/// Separate projections.
 #[derive(Module, Debug)]
 pub struct SplitProjections {
     /// `[hidden, 2 * key_dim + value_dim]`: all queries, all keys, all values.
@@ -72,14 +72,14 @@ pub struct SplitProjections {
     pub in_proj_a: Linear,
 }
 
-/// A convolution of each channel by itself, without bias.
+/// A depthwise convolution without bias.
 #[derive(Module, Debug)]
 pub struct DepthwiseConv {
-    /// `[channels, kernel]`, the current token last.
+    /// `[channels, kernel]`; the last entry is that of the current token.
     pub weight: Param<Tensor<2>>,
 }
 
-/// A norm scaled by a gate; its weight is not centred on zero.
+/// A norm scaled by a gate; its weight is not zero-centred.
 #[derive(Module, Debug)]
 pub struct GatedNorm {
     /// `[DV]`, in at least f32.
@@ -87,17 +87,17 @@ pub struct GatedNorm {
     epsilon: f64,
 }
 
-/// Result of [`GatedDeltaNet::forward`].
+/// The result of [`GatedDeltaNet::forward`].
 pub struct GatedDeltaNetOutput {
     /// `[B, N, hidden]`
     pub hidden: Tensor<3>,
-    /// `[X, HV, DK, DV]` after the requested rows.
+    /// States `[X, HV, DK, DV]` after the requested rows.
     pub states: Option<Tensor<4>>,
-    /// `[X, K - 1, channels]` after the requested rows.
+    /// Convolution tails `[X, K - 1, channels]` of the requested rows.
     pub conv_tails: Option<Tensor<3>>,
 }
 
-/// What the layer computes from each token alone.
+/// The projections of each token.
 struct Projected {
     /// `[B, N, 2 * key_dim + value_dim]`: all queries, all keys, all values.
     qkv: Tensor<3>,
@@ -170,11 +170,11 @@ impl GatedDeltaNet {
         })
     }
 
-    /// Runs the layer on `x [B, N, hidden]`, from zero states or from those of `past`.
+    /// Runs the layer on `x [B, N, hidden]`, from zero states or from the states of `past`.
     ///
     /// # Errors
-    /// If `past` is that of a block with attention, if it is given while the context's recurrence
-    /// names no initial states, or the other way round.
+    /// If `past` is that of an attention block, or does not match the initial states of the
+    /// context's recurrence.
     pub fn forward(
         &self,
         x: Tensor<3>,
@@ -247,7 +247,7 @@ impl GatedDeltaNet {
                     let width = y.dims()[2] / self.key_heads;
                     y.reshape([batch, rows, self.key_heads, width])
                 });
-                // Columns `start..start + width` of every group, group after group.
+                // Columns `start..start + width` of each group.
                 let part = |grouped: &Tensor<4>, start: usize, width: usize| {
                     let part = grouped.clone().slice_dim(3, start..start + width);
                     part.reshape([batch, rows, self.key_heads * width])

@@ -1,5 +1,5 @@
-//! What blocks are made of. Each layer is built from the settings in a [`ModelConfig`], with
-//! parameters from a source that knows them by their key in a checkpoint.
+//! The layers of blocks. Each is built from the settings in a [`ModelConfig`] and a source that
+//! supplies parameters by their key in a checkpoint.
 //!
 //! [`ModelConfig`]: crate::ModelConfig
 

@@ -14,36 +14,36 @@ use super::source::ParameterSource;
 use super::{linear, project};
 use crate::config::{ExpertStorage, ModelConfig, MoeConfig};
 
-/// Every token goes through its `K` most probable experts, and of them only through these, and
-/// through the shared expert if there is one.
+/// Each token passes through its `K` most probable experts, and through the shared expert if there
+/// is one.
 #[derive(Module, Debug)]
 pub struct SparseMoe {
     /// Router, `[hidden, E]`.
     pub gate: Linear,
     /// The experts.
     pub experts: Experts,
-    /// The expert of every token, if there is one.
+    /// The shared expert, if there is one.
     pub shared_expert: Option<SharedExpert>,
     experts_per_token: usize,
     norm_topk_prob: bool,
 }
 
-/// The matrices of all experts.
+/// The matrices of all routed experts.
 #[derive(Module, Debug)]
 pub struct Experts {
     /// `[E, hidden, 2 * intermediate]`: gate, then up projection.
     pub gate_up_proj: Param<Tensor<3>>,
     /// `[E, intermediate, hidden]`
     pub down_proj: Param<Tensor<3>>,
-    /// How checkpoints of the model store them.
+    /// Their layout in checkpoints.
     #[module(skip)]
     pub(crate) storage: ExpertStorage,
 }
 
-/// An expert that every token passes through, scaled by the sigmoid of a gate of its own.
+/// An expert for all tokens, scaled by the sigmoid of its gate.
 #[derive(Module, Debug)]
 pub struct SharedExpert {
-    /// The expert.
+    /// The feed-forward layer.
     pub mlp: Mlp,
     /// `[hidden, 1]`
     pub gate: Linear,
@@ -85,11 +85,11 @@ impl SparseMoe {
         })
     }
 
-    /// Runs the layer on `x [B, N, hidden]`, with the experts `chosen [B * N, K]` if there are any,
-    /// else with the most probable ones.
+    /// Runs the layer on `x [B, N, hidden]`, with the `chosen` experts `[B * N, K]` if given, else
+    /// with the most probable ones.
     ///
     /// # Errors
-    /// If the experts cannot be read from the device, or are not of this layer.
+    /// If the experts cannot be read from the device, or a chosen expert does not exist.
     pub(super) fn forward(
         &self,
         x: Tensor<3>,
@@ -186,7 +186,7 @@ fn largest(probabilities: TensorData, k: usize) -> Vec<i32> {
     result
 }
 
-/// A choice of experts that cannot be followed.
+/// A chosen expert that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a token was routed to expert {expert}, of {experts}")]
 struct RoutingError {
@@ -194,9 +194,9 @@ struct RoutingError {
     experts: usize,
 }
 
-/// Tokens sorted by expert, and the way back.
+/// Tokens sorted by expert, and the inverse permutation.
 struct Dispatch {
-    /// Token of each routed row; routed rows are sorted by expert, then by token.
+    /// Token of each routed row. Routed rows are sorted by expert, then by token.
     tokens: Arc<GatherPlan>,
     /// Routed row of each (token, choice).
     positions: Arc<GatherPlan>,
@@ -208,7 +208,7 @@ impl Dispatch {
     /// `choices [tokens * K]` are expert indices.
     ///
     /// # Errors
-    /// If one of them is not below `experts`.
+    /// If an index is not below `experts`.
     fn new(choices: &[i32], tokens: usize, experts: usize) -> Result<Self, BlockError> {
         let mut group_sizes = vec![0; experts];
         for &expert in choices {

@@ -7,9 +7,8 @@ use burn_tree_nn::{rms_norm, zero_centered_rms_norm};
 use super::source::{Initial, ParameterSource};
 use crate::config::ModelConfig;
 
-/// Norm over the last dimension, computed in at least f32:
-/// `y = w * cast(x * rsqrt(mean(x^2) + eps))`, or with weights centred on zero
-/// `y = cast((1 + w) * x * rsqrt(mean(x^2) + eps))`.
+/// RMS norm over the last dimension, computed in at least f32: `y = w * cast(x * rsqrt(mean(x^2) +
+/// eps))`, or with zero-centred weights `y = cast((1 + w) * x * rsqrt(mean(x^2) + eps))`.
 #[derive(Module, Debug)]
 pub struct RmsNorm {
     /// `[size]`
@@ -39,7 +38,7 @@ impl RmsNorm {
         })
     }
 
-    /// Norm of each vector of the last dimension; the dtype is that of `x`.
+    /// Normalises each vector of the last dimension. The result has the dtype of `x`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let norm = match self.zero_centered {
             true => zero_centered_rms_norm,

@@ -1,4 +1,4 @@
-//! Where the parameters of a new model come from.
+//! Sources of the parameters of a new model.
 
 use std::convert::Infallible;
 
@@ -14,7 +14,7 @@ use crate::weights::stored_dtype;
 
 /// Supplies parameters by their key in a Hugging Face checkpoint, in the layout of the model.
 pub(crate) trait ParameterSource {
-    /// What can go wrong.
+    /// The error of the source.
     type Error;
 
     /// A matrix `[input, output]`, stored as `[output, input]`.
@@ -40,7 +40,7 @@ pub(crate) trait ParameterSource {
         initial: Initial,
     ) -> Result<Tensor<1>, Self::Error>;
 
-    /// The matrices of all experts of a layer; `key` is the common start of their keys.
+    /// The matrices of all experts of a layer; `key` is the common prefix of their keys.
     fn experts(
         &mut self,
         key: &str,
@@ -50,18 +50,18 @@ pub(crate) trait ParameterSource {
     ) -> Result<ExpertTensors, Self::Error>;
 }
 
-/// What a vector of a model with random weights holds.
+/// Initial values of a vector in a random model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Initial {
     /// Zeros.
     Zeros,
     /// Ones.
     Ones,
-    /// Logarithms of numbers between 0 and 16: rates of decay.
+    /// Logarithms of decay rates between 0 and 16.
     LogRates,
 }
 
-/// Matrices of experts, as in [`super::Experts`].
+/// The matrices of experts, as in [`super::Experts`].
 pub(crate) struct ExpertTensors {
     /// `[E, hidden, 2 * intermediate]`
     pub gate_up: Tensor<3>,
@@ -87,8 +87,8 @@ pub(super) fn linear<S: ParameterSource>(
     })
 }
 
-/// Random weights. Drawn on the host, each tensor from a stream of its own, so that they depend
-/// on the seed alone.
+/// Random weights. Each tensor is drawn on the host from a random stream of its own, so that it
+/// depends on the seed only.
 pub(crate) struct RandomSource {
     normal: Normal<f32>,
     seed: u64,

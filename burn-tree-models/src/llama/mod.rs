@@ -1,4 +1,4 @@
-//! Llama 2 and 3: attention without norms of queries and keys, perhaps with biases.
+//! Llama 2 and 3: attention without query and key norms, optionally with biases.
 
 use serde_json::{Map, Value, json};
 
@@ -8,7 +8,7 @@ use crate::config::{
 };
 use crate::registry::{Family, Preset};
 
-/// Llama 2, 3, 3.1, 3.2 and 3.3, as far as they have no images.
+/// Llama 2, 3, 3.1, 3.2 and 3.3, text models only.
 pub static LLAMA: Family = Family {
     name: "Llama",
     model_types: &["llama"],

@@ -1,5 +1,5 @@
-//! Qwen2 and Qwen2.5: attention with biases of queries, keys and values, in later blocks perhaps to
-//! a window.
+//! Qwen2 and Qwen2.5: attention with biases of queries, keys and values, and optionally sliding
+//! windows in later blocks.
 
 use serde_json::{Map, Value};
 
@@ -28,7 +28,7 @@ pub static QWEN2: Family = Family {
     write,
 };
 
-/// Key and value heads if the field is absent; if it is null, there are as many as query heads.
+/// Key and value heads if the field is absent. If it is null, there are as many as query heads.
 const DEFAULT_KEY_VALUE_HEADS: usize = 32;
 
 fn read(mut fields: Fields, _: &str) -> Result<ModelConfig, ConfigError> {

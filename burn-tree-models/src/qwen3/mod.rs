@@ -1,9 +1,9 @@
-//! The Qwen3 family: Qwen3 and Qwen3-MoE, Qwen3-Next, Qwen3.5 and Qwen3.5-MoE (the language model
-//! alone).
+//! The Qwen3 family: Qwen3 and Qwen3-MoE, Qwen3-Next, Qwen3.5 and Qwen3.5-MoE (language models
+//! only).
 //!
-//! Queries and keys have norms; Qwen3-Next and Qwen3.5 have Gated DeltaNets in most blocks,
-//! attention with an output gate in the others, a rotary embedding of part of the head, and norms
-//! whose weights are centred on zero.
+//! Attention has query and key norms. Qwen3-Next and Qwen3.5 have Gated DeltaNets in most blocks,
+//! attention with an output gate in the others, RoPE on a part of the head, and zero-centred norm
+//! weights.
 
 mod presets;
 mod read;
@@ -21,7 +21,7 @@ pub static QWEN3: Family = Family {
     write: write::qwen3,
 };
 
-/// Qwen3-Next. The input projections of its recurrent layers are stored by key head.
+/// Qwen3-Next. The input projections of its recurrent layers are grouped by key head.
 pub static QWEN3_NEXT: Family = Family {
     name: "Qwen3-Next",
     model_types: &["qwen3_next"],
@@ -32,7 +32,7 @@ pub static QWEN3_NEXT: Family = Family {
 };
 
 /// The language model of Qwen3.5 and Qwen3.5-MoE. The input projections of its recurrent layers are
-/// stored apart, its experts together.
+/// separate tensors; its experts are fused.
 pub static QWEN3_5: Family = Family {
     name: "Qwen3.5",
     model_types: &["qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"],
@@ -42,5 +42,5 @@ pub static QWEN3_5: Family = Family {
     write: write::qwen3_5,
 };
 
-/// The encoder of images, and the head that predicts several tokens.
+/// The vision encoder and the multi-token-prediction head.
 const SKIPPED_KEYS: [&str; 2] = ["model.visual.", "mtp."];

@@ -7,7 +7,7 @@ use crate::config::{
 };
 use crate::registry::Preset;
 
-/// Token ids of the Qwen3 tokenizer.
+/// Vocabulary size of the Qwen3 tokenizer.
 const VOCABULARY: usize = 151_936;
 
 /// `tiny` (hidden 256, 4 blocks, for demonstrations on a CPU), `tiny-moe` (the same with 8 experts,
@@ -36,8 +36,8 @@ pub(super) const QWEN3: [Preset; 5] = [
     },
 ];
 
-/// `tiny-hybrid` (the size of `tiny`, 3 blocks of 4 recurrent) and `hybrid` (the language model of
-/// Qwen3.5-0.8B: hidden 1024, 18 of 24 blocks recurrent).
+/// `tiny-hybrid` (the size of `tiny`, with 3 of 4 blocks recurrent) and `hybrid` (the language
+/// model of Qwen3.5-0.8B: hidden 1024, 18 of 24 blocks recurrent).
 pub(super) const QWEN3_5: [Preset; 2] = [
     Preset {
         name: "tiny-hybrid",
@@ -103,7 +103,7 @@ fn small() -> ModelConfig {
     }
 }
 
-/// A dense Qwen3 as published.
+/// A published dense Qwen3.
 fn published([hidden, inner]: [usize; 2], layers: usize, heads: usize) -> ModelConfig {
     ModelConfig {
         hidden_size: hidden,

@@ -1,4 +1,4 @@
-//! Reading a `config.json` of the family.
+//! Reads the `config.json` of the Qwen3 family.
 
 use super::{QWEN3, QWEN3_5, QWEN3_NEXT};
 use crate::config::{
@@ -6,10 +6,10 @@ use crate::config::{
     ModelConfig, MoeConfig, ProjectionLayout, attention_layers, layer_types,
 };
 
-/// Of one block in so many the last has attention, if not given, in the hybrid models.
+/// Default interval of attention blocks in the hybrid models.
 const DEFAULT_ATTENTION_INTERVAL: usize = 4;
 
-/// What the hybrid models take for absent fields.
+/// Defaults of the hybrid models for absent fields.
 const HYBRID: Defaults = Defaults {
     head_dim: Some(256),
     rope_theta: None,
@@ -27,7 +27,7 @@ pub(super) fn qwen3(mut fields: Fields, model_type: &str) -> Result<ModelConfig,
     let config = ModelConfig {
         query_key_norm: true,
         attention_bias: attention_bias(&mut fields)?,
-        // Without a list the dense model keeps full attention in its first layers.
+        // Without `layer_types`, the first layers of the dense model have full attention.
         layer_types: attention_layers(&mut fields, config.num_hidden_layers, !is_moe)?,
         moe: match is_moe {
             true => experts(&mut fields, ExpertStorage::Single, false, false)?,
@@ -45,7 +45,7 @@ pub(super) fn qwen3_next(mut fields: Fields, _: &str) -> Result<ModelConfig, Con
     hybrid(config, fields, ProjectionLayout::Grouped)
 }
 
-/// Of a multimodal model the fields of the language model are in `text_config`.
+/// In a multimodal model, the fields of the language model are in `text_config`.
 pub(super) fn qwen3_5(mut fields: Fields, model_type: &str) -> Result<ModelConfig, ConfigError> {
     let mut tied = None;
     if !model_type.ends_with("_text") {
@@ -62,14 +62,14 @@ pub(super) fn qwen3_5(mut fields: Fields, model_type: &str) -> Result<ModelConfi
     if model_type.starts_with("qwen3_5_moe") {
         config.moe = experts(&mut fields, ExpertStorage::Fused, true, true)?;
         if let Some(moe) = &mut config.moe {
-            // The reference always does, and does not read the field.
+            // The reference implementation always normalises and ignores the field.
             moe.norm_topk_prob = true;
         }
     }
     hybrid(config, fields, ProjectionLayout::Split)
 }
 
-/// What both hybrid models have.
+/// The fields of both hybrid models.
 fn hybrid(
     config: ModelConfig,
     mut fields: Fields,
@@ -83,7 +83,7 @@ fn hybrid(
         layer_types: hybrid_layers(&mut fields, config.num_hidden_layers, projections)?,
         ..config
     };
-    // The head for predicting several tokens is not loaded.
+    // The multi-token-prediction head is not loaded.
     fields.take("mtp_num_hidden_layers");
     fields.take("mtp_use_dedicated_embeddings");
     config.checked(fields)
@@ -96,7 +96,8 @@ fn attention_bias(fields: &mut Fields) -> Result<AttentionBias, ConfigError> {
     })
 }
 
-/// The layers of a hybrid model: `layer_types`, or every `full_attention_interval`-th attends.
+/// The mixers of a hybrid model: `layer_types`, or attention in every `full_attention_interval`-th
+/// layer.
 fn hybrid_layers(
     fields: &mut Fields,
     layers: usize,
@@ -104,7 +105,7 @@ fn hybrid_layers(
 ) -> Result<Vec<LayerType>, ConfigError> {
     let interval = fields.optional_size("full_attention_interval")?;
     if let Some(interval) = interval {
-        // Kept for readers that know no `layer_types`.
+        // Kept for readers that do not support `layer_types`.
         fields.insert("full_attention_interval", interval);
     }
     let interval = interval.unwrap_or(DEFAULT_ATTENTION_INTERVAL);
@@ -142,7 +143,7 @@ fn hybrid_layers(
         .collect()
 }
 
-/// The experts, if there are any; `normalised` is what `norm_topk_prob` is if not given.
+/// The mixture of experts, if there is one; `normalised` is the default of `norm_topk_prob`.
 fn experts(
     fields: &mut Fields,
     storage: ExpertStorage,

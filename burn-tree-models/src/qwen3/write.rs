@@ -1,4 +1,4 @@
-//! The fields of a `config.json` that only this family has.
+//! Writes the fields of `config.json` that are specific to the Qwen3 family.
 
 use serde_json::{Map, Value, json};
 
@@ -20,7 +20,7 @@ pub(super) fn qwen3(config: &ModelConfig, json: &mut Map<String, Value>) {
 }
 
 pub(super) fn qwen3_next(config: &ModelConfig, json: &mut Map<String, Value>) {
-    // Without experts it has the same name.
+    // The dense model has the same class name.
     name(json, "qwen3_next", "Qwen3NextForCausalLM");
     write_hybrid(config, json);
     match &config.moe {

@@ -1,45 +1,46 @@
-//! How many numbers a block keeps of a token, for estimates of memory.
+//! Values per token that a block keeps, for memory estimates.
 
 use burn_tree_ssm::MAX_WINDOW_ROWS;
 
 use crate::config::ModelConfig;
 
-/// Tensors of `[tokens, width]` that autodiff keeps of one block, by width. Counted from the
-/// operations of a block; those of attention checked against measured peaks.
+/// Numbers of tensors `[tokens, width]` that autodiff keeps for one block, by width. Counted from
+/// the operations of a block; those of attention are checked against measured peaks.
 const KEPT_HIDDEN: u64 = 5;
-/// Queries after their projection and rotated, and what attention reads.
+/// Queries after projection and after RoPE, and the output of attention.
 const KEPT_QUERY: u64 = 3;
-/// Keys after their projection and rotated, and values.
+/// Keys after projection and after RoPE, and values.
 const KEPT_KEY: u64 = 3;
-/// The gate, its sigmoid, and what it scales.
+/// The output gate, its sigmoid, and its product.
 const KEPT_GATED_QUERY: u64 = 3;
 /// Inputs and outputs of the convolution.
 const KEPT_CONVOLUTION: u64 = 2;
 /// Queries and keys before and after their norms.
 const KEPT_LINEAR_KEY: u64 = 4;
-/// Values, their mixture, its gate, and the gated norm.
+/// Values, the output of the rule, its gate, and the gated norm.
 const KEPT_LINEAR_VALUE: u64 = 4;
-/// A row of the inverse by value head, as wide as a window; its two gates before and after.
+/// Per value head, a row of the inverse with the width of a window, and two gates before and after
+/// activation.
 const KEPT_LINEAR_HEAD: u64 = MAX_WINDOW_ROWS as u64 + 4;
 const KEPT_INNER: u64 = 3;
 
-/// Numbers that a block has of a token.
+/// Values per token of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockWidths {
-    /// Of its input.
+    /// Width of the block input.
     pub hidden: u64,
-    /// Inside the feed-forward layer, as a token sees it.
+    /// Width inside the feed-forward layer, counted per token.
     pub inner: u64,
-    /// Of keys and values; 0 in recurrent blocks.
+    /// Width of keys and values; 0 in recurrent blocks.
     pub key_value: u64,
-    /// Of one state; 0 in blocks with attention.
+    /// Size of one state; 0 in attention blocks.
     pub state: u64,
-    /// Of what autodiff keeps for the backward pass.
+    /// Values that autodiff keeps for the backward pass.
     pub kept: u64,
 }
 
 impl BlockWidths {
-    /// Those of block `layer`.
+    /// The widths of block `layer`.
     pub fn new(config: &ModelConfig, layer: usize) -> Self {
         let hidden = config.hidden_size as u64;
         let inner = match config.moe_of(layer) {
@@ -53,7 +54,7 @@ impl BlockWidths {
             None => {
                 let query = (config.num_attention_heads * config.head_dim) as u64;
                 let key = (config.num_key_value_heads * config.head_dim) as u64;
-                // What norms return.
+                // Outputs of the norms.
                 let normed = u64::from(config.query_key_norm);
                 let gated = match config.attention_output_gate {
                     true => KEPT_GATED_QUERY * query,

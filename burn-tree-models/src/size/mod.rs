@@ -1,4 +1,4 @@
-//! What a model needs: parameters, floating-point operations and memory.
+//! Parameters, floating-point operations and memory of a model.
 
 mod block;
 
@@ -8,20 +8,20 @@ pub use block::BlockWidths;
 
 use crate::config::{AttentionBias, ModelConfig, ProjectionLayout};
 
-/// Sizes of a model, and what of it is trained.
+/// The sizes of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelSize {
     /// All parameters, adapters included.
     pub parameters: u64,
-    /// Those that are trained.
+    /// Trained parameters.
     pub trained_parameters: u64,
-    /// What a step costs.
+    /// The cost of a step.
     pub cost: ModelCost,
 }
 
 impl ModelSize {
-    /// The size of a model of this shape; with `lora_rank` only adapters of that rank on the
-    /// projections of dense layers are trained, else everything.
+    /// The sizes of a model of this configuration. With `lora_rank`, only adapters of that rank on
+    /// the projections of dense layers are trained.
     pub fn new(config: &ModelConfig, lora_rank: Option<usize>) -> Self {
         let mut sizes = Sizes {
             lora_rank,
@@ -83,8 +83,8 @@ impl ModelSize {
     }
 }
 
-/// Shapes `[input, output]` of the linear layers of block `layer`, but those of routers and of
-/// their experts.
+/// Shapes `[input, output]` of the linear layers of block `layer`, without routers and routed
+/// experts.
 pub fn projections(config: &ModelConfig, layer: usize) -> Vec<[usize; 2]> {
     let hidden = config.hidden_size;
     let mut shapes = match config.linear_attention(layer) {
@@ -147,17 +147,17 @@ fn attention_vectors(config: &ModelConfig) -> usize {
         }
 }
 
-/// Entries of the blocks' matrices.
+/// Numbers of parameters in the blocks.
 #[derive(Default)]
 struct Sizes {
     lora_rank: Option<usize>,
-    /// All.
+    /// Matrices.
     matrices: u64,
-    /// Those a token is multiplied with.
+    /// Matrices that one token is multiplied with.
     used: u64,
-    /// Those of the adapters.
+    /// Adapters.
     adapters: u64,
-    /// Weights of norms and of gates by head, and biases.
+    /// Norm weights, gate vectors and biases.
     vectors: usize,
 }
 
@@ -243,14 +243,14 @@ mod tests {
             let model = CausalLm::random(&config, 0, FloatDType::F32, &device);
             let size = ModelSize::new(&config, None);
             assert_eq!(size.parameters, model.num_params() as u64);
-            // Adapters are where the cost counts them.
+            // The cost counts the parameters of the adapters.
             let adapted = LoraSettings::new(3, 6.0).apply(model).unwrap();
             let size = ModelSize::new(&config, Some(3));
             assert_eq!(size.parameters, adapted.num_params() as u64);
         }
     }
 
-    /// Of 0.8 billion parameters, as published, 0.25 are the embedding.
+    /// 0.8 billion parameters as published, 0.25 billion of them in the embedding.
     #[test]
     fn the_size_of_the_hybrid_model() {
         let config = ModelConfig::named("hybrid", 248_320).unwrap();
@@ -268,12 +268,12 @@ mod tests {
         let config = ModelConfig::named("0.6b", 151_936).unwrap();
         let size = ModelSize::new(&config, None);
         assert_eq!(size.parameters, 596_049_920);
-        // 0.44 billion outside the embedding, as its model card says, norms aside.
+        // 0.44 billion outside the embedding, as in its model card, without norms.
         assert_eq!(size.cost.trunk_parameters, 440_401_920);
         assert_eq!(size.cost.attention_width, 28 * 2 * 16 * 128);
     }
 
-    /// 4.0 billion, 3.6 of them outside the embedding, as its model card says.
+    /// 4.0 billion, 3.6 billion of them outside the embedding, as in its model card.
     #[test]
     fn the_published_size_of_qwen3_4b() {
         let config = ModelConfig::named("4b", 151_936).unwrap();

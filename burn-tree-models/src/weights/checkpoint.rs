@@ -10,11 +10,11 @@ use safetensors::{Dtype, SafeTensors};
 
 use super::{INDEX_FILE, SINGLE_FILE, WeightsError, io};
 
-/// Tensors of one or several files by key.
+/// The tensors of one or several files, by key.
 pub(super) struct Checkpoint {
     path: PathBuf,
     files: Vec<MappedFile>,
-    /// File of each key.
+    /// The file of each key.
     keys: BTreeMap<String, usize>,
 }
 
@@ -22,7 +22,7 @@ struct MappedFile {
     path: PathBuf,
     map: Mmap,
     metadata: Metadata,
-    /// Where the tensors begin.
+    /// Offset of the tensor data.
     data_start: usize,
 }
 
@@ -155,7 +155,7 @@ impl MappedFile {
     }
 }
 
-/// `weight_map` of the index: file name of each key.
+/// `weight_map` of the index: the file name of each key.
 fn read_index(path: &Path) -> Result<Vec<(String, String)>, WeightsError> {
     let problem = |problem: String| WeightsError::Index {
         path: path.to_owned(),
@@ -173,7 +173,7 @@ fn read_index(path: &Path) -> Result<Vec<(String, String)>, WeightsError> {
             let name = name
                 .as_str()
                 .ok_or_else(|| problem(format!("the file of `{key}` is {name}, not a string")))?;
-            // A list of files must not reach out of its folder.
+            // The index must not refer to files outside of the folder.
             let mut components = Path::new(name).components();
             match (components.next(), components.next()) {
                 (Some(Component::Normal(_)), None) => Ok((key.clone(), name.to_owned())),

@@ -9,7 +9,7 @@ use crate::config::ExpertStorage;
 use crate::layers::FeedForward;
 use crate::model::CausalLm;
 
-/// One tensor as a checkpoint stores it; its values are fetched when asked for.
+/// One tensor in the layout of a checkpoint. Its values are copied from the device on demand.
 pub struct HfTensor {
     key: String,
     shape: Vec<usize>,
@@ -28,7 +28,7 @@ impl HfTensor {
         &self.shape
     }
 
-    /// The dtype it has in the model.
+    /// The dtype in the model.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -44,7 +44,7 @@ impl HfTensor {
         Self::new(key, tensor, Tensor::transpose, vec![output, input])
     }
 
-    /// A tensor whose values a checkpoint has in the same order.
+    /// A tensor whose values are in the same order in a checkpoint.
     fn flat<const D: usize>(key: String, tensor: Tensor<D>, shape: Vec<usize>) -> Self {
         let arrange = |tensor: Tensor<D>| {
             let elements = tensor.shape().num_elements();
@@ -71,14 +71,14 @@ impl HfTensor {
     }
 }
 
-/// All parameters of `model`, sorted by layer, as its published checkpoints have them.
+/// All parameters of `model`, sorted by layer, in the layout of its published checkpoints.
 ///
-/// Experts are written one by one, or in two tensors a layer, as the configuration says.
+/// Experts are written one by one or fused, as the configuration says.
 pub fn hf_parameters(model: &CausalLm) -> Result<Vec<HfTensor>, WeightsError> {
     collect(model, Values)
 }
 
-/// The gradients of the parameters of `model`; parameters without a gradient are left out.
+/// The gradients of the parameters of `model`, without parameters that have none.
 pub fn hf_gradients(
     model: &CausalLm,
     gradients: &GradientsParams,
@@ -86,7 +86,7 @@ pub fn hf_gradients(
     collect(model, Gradients(gradients))
 }
 
-/// Which tensor of a parameter is meant.
+/// The parameter or its gradient.
 trait Select {
     fn select<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<Tensor<D>>;
 }
@@ -129,7 +129,7 @@ fn collect<S: Select>(model: &CausalLm, select: S) -> Result<Vec<HfTensor>, Weig
 struct Collector<S> {
     select: S,
     storage: ExpertStorage,
-    /// Names, each with the type of the container it is in.
+    /// Path of module names, each with the type of its container.
     path: Vec<(String, String)>,
     tensors: Vec<HfTensor>,
     adapter: Option<String>,
@@ -141,7 +141,7 @@ impl<S> Collector<S> {
         names.join(".")
     }
 
-    /// Type of the module whose parameter is visited.
+    /// Type of the module of the visited parameter.
     fn container(&self) -> &str {
         self.path
             .last()
@@ -183,8 +183,8 @@ impl<S: Select> ModuleVisitor for Collector<S> {
     }
 }
 
-/// The tensors that a checkpoint has for `stacked [E, input, output]`, one matrix per expert or two
-/// side by side.
+/// The checkpoint tensors of `stacked [E, input, output]`, with one matrix per expert or two side
+/// by side.
 fn expert_tensors(key: &str, stacked: Tensor<3>, storage: ExpertStorage) -> Vec<HfTensor> {
     let (prefix, names): (_, &[&str]) = match key.strip_suffix("gate_up_proj") {
         Some(prefix) => (prefix, &["gate_proj", "up_proj"]),

@@ -1,8 +1,8 @@
-//! Keys of a checkpoint, and the dtypes they are stored in.
+//! Checkpoint keys, and the dtypes of parameters in files.
 
 use burn::tensor::DType;
 
-/// Parts of module paths that are called something else in keys.
+/// Parts of module paths that have another name in keys.
 const RENAMED: [(&str, &str); 9] = [
     (".mixer.Attention.", ".self_attn."),
     (".mixer.GatedDeltaNet.", ".linear_attn."),
@@ -15,7 +15,7 @@ const RENAMED: [(&str, &str); 9] = [
     (".shared_expert.mlp.", ".shared_expert."),
 ];
 
-/// The key of the parameter or module at `path`, a module path with the names of variants.
+/// The key of the parameter or module at `path`, a module path with the names of enum variants.
 pub(crate) fn key_of(path: &str) -> String {
     let mut key = path.to_owned();
     for (part, name) in RENAMED {
@@ -27,8 +27,8 @@ pub(crate) fn key_of(path: &str) -> String {
     }
 }
 
-/// The dtype in which the parameter of `key` is kept and stored in a model of `dtype`: that one,
-/// but at least f32 for the rates of decay and the norm of recurrent layers.
+/// The dtype of the parameter `key` in a model of `dtype`, in memory and in files: at least f32 for
+/// decay rates and the norm of recurrent layers.
 pub(crate) fn stored_dtype(key: &str, dtype: DType) -> DType {
     let wide = ["linear_attn.A_log", "linear_attn.norm.weight"];
     match dtype {

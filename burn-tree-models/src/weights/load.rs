@@ -1,4 +1,4 @@
-//! Building a model from a checkpoint.
+//! Loads a model from a checkpoint.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,8 +17,8 @@ use crate::model::CausalLm;
 impl CausalLm {
     /// Loads a model folder (`config.json`, weights) with parameters of `dtype`.
     ///
-    /// Files are memory-mapped and tensors converted one at a time, so that besides the model one
-    /// tensor is in memory.
+    /// Files are memory-mapped and tensors converted one at a time, so that at most one tensor is
+    /// in memory in addition to the model.
     pub fn load(
         folder: &Path,
         dtype: FloatDType,
@@ -29,7 +29,7 @@ impl CausalLm {
         Ok((model, config))
     }
 
-    /// Loads the weights of a model folder whose configuration is known.
+    /// Loads the weights of a model folder with a given configuration.
     pub fn load_weights(
         config: &ModelConfig,
         folder: &Path,
@@ -53,7 +53,7 @@ impl CausalLm {
         };
         let model = Self::build(config, &mut source)?;
         if config.tie_word_embeddings {
-            // Some writers store the tied head a second time.
+            // Some checkpoints store the tied head a second time.
             source.used.insert("lm_head.weight".to_owned());
         }
         source.check_all_used(config.family.skipped_keys)?;
@@ -61,15 +61,15 @@ impl CausalLm {
     }
 }
 
-/// Start of the keys of a language model, except those of its head.
+/// Prefix of the keys of a language model, except its head.
 const MODEL_PREFIX: &str = "model.";
-/// The same in a multimodal checkpoint.
+/// The prefix in a multimodal checkpoint.
 const LANGUAGE_MODEL_PREFIX: &str = "model.language_model.";
 
 /// Parameters from a checkpoint.
 struct CheckpointSource {
     checkpoint: Checkpoint,
-    /// What keys have in place of [`MODEL_PREFIX`].
+    /// The prefix in this checkpoint in place of [`MODEL_PREFIX`].
     prefix: &'static str,
     used: BTreeSet<String>,
     dtype: DType,
@@ -94,7 +94,7 @@ impl CheckpointSource {
         }
     }
 
-    /// `key` as this checkpoint has it.
+    /// The key in this checkpoint.
     fn own_key(&self, key: &str) -> String {
         match key.strip_prefix(MODEL_PREFIX) {
             Some(rest) => format!("{}{rest}", self.prefix),
@@ -112,12 +112,12 @@ impl CheckpointSource {
         Tensor::from_data(data, (&self.device, self.dtype))
     }
 
-    /// Whether `key` is stored in f64, so that reading it as f32 would lose digits.
+    /// Whether `key` is stored in f64, which f32 would round.
     fn is_f64(&self, key: &str) -> bool {
         self.checkpoint.dtype(&self.own_key(key)) == Some(Dtype::F64)
     }
 
-    /// The transposed matrices `[output, input]` of each group of keys next to each other, group
+    /// The transposes of the matrices `[output, input]` of each group of keys, concatenated, group
     /// after group: `[groups, input, keys in a group * output]`.
     fn transposed<T: Number>(
         &mut self,
@@ -239,7 +239,7 @@ impl ParameterSource for CheckpointSource {
     }
 }
 
-/// f32 or f64, which hold all narrower floats exactly.
+/// f32 or f64, which represent all narrower floats exactly.
 trait Number: Element {
     fn from_f32(value: f32) -> Self;
     fn from_f64(value: f64) -> Self;
@@ -263,10 +263,10 @@ impl Number for f64 {
     }
 }
 
-/// A tensor in its own layout, as f32 or, if stored so, f64.
+/// A tensor in its stored layout, as f32, or f64 if stored so.
 fn read(stored: &StoredTensor<'_>) -> Result<TensorData, WeightsError> {
     fn numbers<S: Pod>(data: &[u8]) -> impl Iterator<Item = S> + '_ {
-        // Files may place tensors at any byte.
+        // Tensors in files may be unaligned.
         data.chunks_exact(size_of::<S>())
             .map(bytemuck::pod_read_unaligned)
     }
@@ -289,7 +289,7 @@ fn read_transposed<T: Number>(
     width: usize,
     first: usize,
 ) -> Result<(), WeightsError> {
-    /// Both sides of a tile of this size stay in the cache.
+    /// Source and destination of a tile of this size fit in the cache.
     const TILE: usize = 32;
     fn transpose<S: Pod, T>(
         data: &[u8],

@@ -1,4 +1,4 @@
-//! Weights in the layout of Hugging Face checkpoints (safetensors).
+//! Weights in the format of Hugging Face checkpoints (safetensors).
 
 mod checkpoint;
 mod export;
@@ -20,10 +20,10 @@ use crate::config::ConfigError;
 
 /// Name of the single weight file of a model folder.
 const SINGLE_FILE: &str = "model.safetensors";
-/// Name of the list of weight files of a model folder.
+/// Name of the index of weight files of a model folder.
 const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// Weights that cannot be read or written.
+/// Errors of reading and writing weights.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
     /// A file cannot be read or written.
@@ -34,13 +34,13 @@ pub enum WeightsError {
         /// Cause.
         source: std::io::Error,
     },
-    /// The folder has no weights.
+    /// The folder has no weight files.
     #[error("{}: neither {SINGLE_FILE} nor {INDEX_FILE} found", folder.display())]
     NoWeights {
         /// The folder.
         folder: PathBuf,
     },
-    /// The configuration of the model.
+    /// An error of the configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// A file is not in the safetensors format, or is truncated.
@@ -51,15 +51,15 @@ pub enum WeightsError {
         /// Cause.
         source: SafeTensorError,
     },
-    /// The list of weight files is malformed.
+    /// The index of weight files is invalid.
     #[error("{}: {problem}", path.display())]
     Index {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// Tensors that the model has are not in the checkpoint.
+    /// A tensor of the model is not in the checkpoint.
     #[error("{}: tensor `{key}` is missing", path.display())]
     MissingTensor {
         /// The file or folder.
@@ -75,10 +75,10 @@ pub enum WeightsError {
     UnexpectedTensors {
         /// The folder.
         path: PathBuf,
-        /// All of their keys, sorted.
+        /// Their keys, sorted.
         keys: Vec<String>,
     },
-    /// A tensor has another shape than the configuration says.
+    /// The shape of a tensor differs from that of the parameter.
     #[error("{}: tensor `{key}` has shape {found:?}, expected {expected:?}", path.display())]
     Shape {
         /// The file.
@@ -90,8 +90,11 @@ pub enum WeightsError {
         /// The shape of the parameter.
         expected: Vec<usize>,
     },
-    /// A tensor has a dtype that is not read.
-    #[error("{}: tensor `{key}` has dtype {dtype:?}; F64, F32, F16 and BF16 are read", path.display())]
+    /// A tensor has an unsupported dtype.
+    #[error(
+        "{}: tensor `{key}` has dtype {dtype:?}, expected F64, F32, F16 or BF16",
+        path.display()
+    )]
     Dtype {
         /// The file.
         path: PathBuf,
@@ -100,13 +103,13 @@ pub enum WeightsError {
         /// Its dtype.
         dtype: Dtype,
     },
-    /// Writing would replace something.
+    /// The target exists.
     #[error("{}: exists already", path.display())]
     Exists {
         /// The folder.
         path: PathBuf,
     },
-    /// The model carries LoRA adapters, which this layout cannot hold.
+    /// The model has LoRA adapters, which this format does not support.
     #[error("parameter `{path}` has a LoRA adapter: merge it, or export the adapter by itself")]
     Adapter {
         /// Module path of the parameter.

@@ -1,4 +1,4 @@
-//! Writing a model folder.
+//! Saves a model folder.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,10 +15,10 @@ use crate::model::CausalLm;
 /// Options of [`CausalLm::save`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SaveOptions {
-    /// Dtype of the file; that of each parameter if `None`. Rates of decay and the norm of
-    /// recurrent layers are at least f32 all the same.
+    /// Dtype of the file; `None` keeps the dtype of each parameter. Decay rates and the norm of
+    /// recurrent layers are at least f32.
     pub dtype: Option<FloatDType>,
-    /// Bytes of tensors after which another file is begun.
+    /// Largest size of a file in bytes of tensors.
     pub max_shard_bytes: u64,
 }
 
@@ -32,11 +32,11 @@ impl Default for SaveOptions {
 }
 
 impl CausalLm {
-    /// Writes the model as a Hugging Face folder: `config.json` and `model.safetensors`, or
-    /// several files and their index. Of a multimodal checkpoint it was loaded from, that is the
-    /// language model alone.
+    /// Saves the model as a Hugging Face folder: `config.json` and `model.safetensors`, or several
+    /// files and their index. For a model from a multimodal checkpoint, this is the language model
+    /// only.
     ///
-    /// `folder` must not exist, or be empty. Files are written beside it and it appears only when
+    /// `folder` must be absent or empty. It is written under a temporary name and renamed when
     /// complete.
     pub fn save(
         &self,
@@ -55,7 +55,7 @@ impl CausalLm {
     }
 }
 
-/// Lets `write` fill a new folder, which becomes `folder` if all went well.
+/// Lets `write` fill a temporary folder and renames it to `folder` on success.
 fn write_folder(
     folder: &Path,
     write: impl FnOnce(&Path) -> Result<(), WeightsError>,
@@ -83,11 +83,11 @@ fn write_folder(
     let filled = scratch.path().join("model");
     std::fs::create_dir(&filled).map_err(io(&filled))?;
     write(&filled)?;
-    // Replaces an empty folder, too.
+    // Also replaces an empty folder.
     std::fs::rename(&filled, folder).map_err(io(folder))
 }
 
-/// Writes a PEFT folder.
+/// Saves a PEFT folder.
 pub(crate) fn write_adapter(
     folder: &Path,
     factors: Vec<HfTensor>,
@@ -104,13 +104,14 @@ pub(crate) fn write_adapter(
     })
 }
 
-/// Writes pretty-printed JSON.
+/// Writes indented JSON.
 fn write_json(path: &Path, json: &Value) -> Result<(), WeightsError> {
     let text = serde_json::to_string_pretty(json).expect("JSON values can be printed");
     std::fs::write(path, text + "\n").map_err(io(path))
 }
 
-/// Writes `tensors` in one file, or in several of at most `max_shard_bytes` (one tensor at least).
+/// Writes `tensors` into one file, or several of at most `max_shard_bytes` (at least one tensor
+/// each).
 fn write_tensors(
     folder: &Path,
     tensors: Vec<HfTensor>,
@@ -149,7 +150,7 @@ fn write_tensors(
     write_json(&folder.join(INDEX_FILE), &index)
 }
 
-/// Writes one file; values are fetched one tensor at a time.
+/// Writes one file, copying one tensor at a time from the device.
 fn write_views(path: &Path, views: Vec<StoredView>) -> Result<(), WeightsError> {
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let named = views
@@ -163,7 +164,7 @@ fn write_views(path: &Path, views: Vec<StoredView>) -> Result<(), WeightsError> 
     })
 }
 
-/// A tensor on its way into a file.
+/// A tensor to be written to a file.
 struct StoredView {
     tensor: HfTensor,
     dtype: FloatDType,
@@ -206,7 +207,7 @@ impl View for StoredView {
     }
 }
 
-/// Name of a dtype in `config.json`.
+/// The name of a dtype in `config.json`.
 fn dtype_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "float64",

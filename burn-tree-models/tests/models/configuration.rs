@@ -1,4 +1,4 @@
-//! What reading and writing `config.json` have in common for all families.
+//! Reading and writing `config.json`, for all families.
 
 use burn_tree_models::{ConfigError, ModelConfig};
 use serde_json::{Value, json};
@@ -35,14 +35,14 @@ fn fixtures_survive_writing() {
         let written = config.to_json();
         let read = ModelConfig::from_json(written.clone()).unwrap();
         assert_eq!(read, config, "{model}");
-        // Written a second time, it is the same to the letter.
+        // Writing it again gives the same bytes.
         assert_eq!(read.to_json(), written);
-        // Fields that do not concern the computation are kept.
+        // Fields that do not affect the computation are kept.
         assert!(read.other.contains_key("max_position_embeddings"));
     }
 }
 
-/// The model type decides, and an unknown one is named beside those there are.
+/// The model type selects the family; an unknown one is reported with the known ones.
 #[test]
 fn model_types_that_are_not_known() {
     let message = read("mistral", json!({})).unwrap_err().to_string();
@@ -60,7 +60,7 @@ fn model_types_that_are_not_known() {
     }
 }
 
-/// Every field that asks for something else than what is computed, in every family.
+/// Unsupported values of every field, in every family.
 #[test]
 fn what_is_not_implemented_is_refused_by_name() {
     for model_type in ["qwen3", "llama", "qwen2"] {
@@ -121,7 +121,7 @@ fn values_that_make_no_sense_are_named() {
     }
 }
 
-/// Heads that do not fill the hidden size need a size of their own.
+/// If the heads do not divide the hidden size, `head_dim` is required.
 #[test]
 fn heads_of_no_size() {
     for model_type in ["llama", "qwen2"] {

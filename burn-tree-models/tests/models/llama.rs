@@ -31,7 +31,7 @@ fn what_is_taken_for_absent_fields() {
     assert_eq!(config.other["pretraining_tp"], json!(1));
 }
 
-/// Of the projections of attention all have a bias, or none.
+/// All projections of attention have a bias, or none.
 #[test]
 fn biases() {
     let config = read("llama", json!({ "attention_bias": true, "mlp_bias": true })).unwrap();
@@ -43,7 +43,7 @@ fn biases() {
     assert_eq!(ModelConfig::from_json(written).unwrap(), config);
 }
 
-/// A window that other families would read is none here.
+/// Llama ignores a window that other families would use.
 #[test]
 fn blocks_attend_to_everything() {
     let window = json!({ "sliding_window": 8, "use_sliding_window": true });

@@ -1,4 +1,4 @@
-//! LoRA adapters on the model, merged and exported.
+//! LoRA adapters: training, merging and export.
 
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::reference::log_probs;
 use crate::{MODELS, config, floats, load, trajectories, tree_batch};
 
-/// A model whose adapters have been trained for two steps.
+/// A model after two training steps of its adapters.
 fn trained(model: &str, settings: &LoraSettings, device: &Device) -> CausalLm {
     let mut model = settings
         .apply(load(model, FloatDType::F32, device))
@@ -44,17 +44,18 @@ fn a_new_adapter_changes_nothing_and_only_factors_are_trained() {
         let loss = sft_loss(log_probs(&adapted, &batch), &batch.occurrences);
         let gradients = GradientsParams::from_grads(loss.backward(), &adapted);
         let projections = match name {
-            // In each block 4 of attention, and 3 of a dense feed-forward layer.
+            // In each block 4 layers of attention, and 3 of a dense feed-forward layer.
             "qwen3_dense" => 3 * (4 + 3),
             "qwen3_moe" => 3 * 4,
-            // 3 and 5 of the recurrent layers, and 3 of the shared expert or the dense layer.
+            // 3 and 5 layers of the recurrent blocks, and 3 of the shared expert or the dense
+            // layer.
             "qwen3_next" => 3 * (3 + 3) + 4 + 3,
             "qwen3_5_text" => 3 * (5 + 3) + 4 + 3,
             "llama3" | "llama_linear" | "qwen2_yarn" => 2 * (4 + 3),
             "llama3_tied" | "qwen2" => 3 * (4 + 3),
             other => panic!("{other}"),
         };
-        // Two factors on each.
+        // Two factors each.
         assert_eq!(gradients.len(), projections * 2);
     }
 }
@@ -88,7 +89,7 @@ fn assert_merging_keeps_the_function(name: &str) {
         .save(&config(name), &folder, SaveOptions::default())
         .unwrap();
     let (loaded, _) = CausalLm::load(&folder, FloatDType::F32, &device).unwrap();
-    // The merged matrix is the one the adapted model multiplies by, in the same order of sums.
+    // The merged matrix is computed by the same sums in the same order as in the adapted model.
     assert!(difference(&hidden(&loaded, &device), &expected) < 1e-6);
 }
 
@@ -97,11 +98,11 @@ fn assert_merging_keeps_the_function(name: &str) {
 fn the_exported_adapter_reproduces_the_merged_weights() {
     for (model, targets, count) in [
         ("qwen3_dense", ["down_proj", "q_proj"], 3 * 2),
-        // The routed experts have no layers of their own.
+        // The routed experts have no linear layers.
         ("qwen3_next", ["in_proj_ba", "out_proj"], 3 * 2),
         ("qwen3_5_text", ["in_proj_qkv", "q_proj"], 3 + 1),
         ("llama3", ["gate_proj", "o_proj"], 2 * 2),
-        // Beside biases, which stay as they are.
+        // Layers with biases, which have no adapters.
         ("qwen2", ["k_proj", "v_proj"], 3 * 2),
     ] {
         assert_adapter_reproduces_the_merged_weights(model, targets, count);

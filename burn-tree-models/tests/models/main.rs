@@ -17,7 +17,7 @@ use burn::tensor::{Device, FloatDType, TensorData};
 use burn_tree_models::{CausalLm, ModelConfig};
 use tree_pack::{LossForm, PackOptions, Trajectory, TreeBatch, build_forests, pack_step};
 
-/// Models of the fixtures.
+/// The models of the fixtures.
 const MODELS: [&str; 9] = [
     "qwen3_dense",
     "qwen3_moe",
@@ -30,10 +30,10 @@ const MODELS: [&str; 9] = [
     "qwen2_yarn",
 ];
 
-/// Those of the Qwen3 family.
+/// The models of the Qwen3 family.
 const QWEN3_MODELS: [&str; 4] = ["qwen3_dense", "qwen3_moe", "qwen3_next", "qwen3_5_text"];
 
-/// Whether blocks of the model are recurrent.
+/// Whether the model has recurrent blocks.
 fn is_hybrid(model: &str) -> bool {
     ["qwen3_next", "qwen3_5_text"].contains(&model)
 }

@@ -19,7 +19,7 @@ fn routers(model: &CausalLm, batch: &TreeBatch) -> Vec<RouterOutput> {
         .collect()
 }
 
-/// Number of trajectories through each row of the only tree, zeros in padding.
+/// Number of trajectories that contain each row of the only tree, zeros in padding.
 fn multiplicity(trajectories: &[Trajectory], rows: usize) -> Vec<f32> {
     let forest = &build_forests(trajectories).unwrap()[0];
     assert_eq!(forest.trees().len(), 1);
@@ -101,8 +101,8 @@ fn load_balancing_on_a_tree_is_that_of_its_trajectories() {
     assert!(norm > 1e-6);
 }
 
-/// With the load of the whole step the losses of its packs add up to the loss of the step, which
-/// the sum of the packs' own losses does not.
+/// With the load of the whole step, the losses of its packs sum to the loss of the step; the sum of
+/// the packs' separate losses differs.
 #[test]
 fn packs_of_a_step_add_up() {
     let device = Device::flex();
@@ -139,7 +139,7 @@ fn packs_of_a_step_add_up() {
     assert!((own - expected).abs() > 1e-3, "{own} {expected}");
 }
 
-/// Every row's feed-forward result is that of its own experts, whatever the other rows choose.
+/// The output of each row is that of its own experts, whatever experts other rows chose.
 #[test]
 fn rows_do_not_depend_on_each_other() {
     let device = Device::flex();

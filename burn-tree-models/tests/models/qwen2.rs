@@ -26,7 +26,7 @@ fn what_is_taken_for_absent_fields() {
     assert_eq!(config.attention_bias, AttentionBias::QueryKeyValue);
     assert!(!config.mlp_bias && !config.tie_word_embeddings && !config.query_key_norm);
     assert_eq!(config.layer_types, [FULL; 2]);
-    // Absent, there are 32 key and value heads; null, as many as query heads.
+    // Absent: 32 key and value heads; null: as many as query heads.
     json["num_attention_heads"] = json!(4);
     let message = ModelConfig::from_json(json.clone()).unwrap_err();
     assert!(message.to_string().contains("`num_key_value_heads` is 32"));
@@ -51,7 +51,7 @@ fn later_blocks_slide_if_windows_are_used() {
             json!({ "use_sliding_window": true, "sliding_window": 8, "max_window_layers": 0 }),
             [window; 3],
         ),
-        // 28 blocks do not slide, if not told.
+        // By default the first 28 blocks have no window.
         (
             json!({ "use_sliding_window": true, "sliding_window": 8 }),
             [FULL; 3],
@@ -64,7 +64,7 @@ fn later_blocks_slide_if_windows_are_used() {
             json!({ "use_sliding_window": true, "sliding_window": null, "max_window_layers": 1 }),
             [FULL; 3],
         ),
-        // A list of blocks counts.
+        // `layer_types` takes precedence.
         (
             json!({
                 "use_sliding_window": true, "sliding_window": 8, "max_window_layers": 3,

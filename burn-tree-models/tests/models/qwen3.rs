@@ -1,4 +1,4 @@
-//! Reading and writing `config.json`.
+//! Reading and writing the `config.json` of the Qwen3 family.
 
 use burn_tree_models::qwen3::QWEN3_5;
 use burn_tree_models::{
@@ -35,7 +35,7 @@ fn fixtures_survive_writing() {
         let read = ModelConfig::from_json(config.to_json()).unwrap();
         assert_eq!(read, config);
         assert_eq!(read.rope_theta, 1e6);
-        // Fields that do not concern the computation are kept.
+        // Fields that do not affect the computation are kept.
         assert_eq!(read.other["max_position_embeddings"], json!(1024));
     }
     assert_eq!(config("qwen3_moe").moe.unwrap().num_experts, 8);
@@ -158,7 +158,7 @@ fn mixture_layers_follow_step_and_exceptions() {
     assert_eq!(layers, [1, 5]);
 }
 
-/// As published: the fields of Qwen3-Next at the top level.
+/// The published format: the fields of Qwen3-Next at the top level.
 fn next() -> Value {
     json!({
         "model_type": "qwen3_next",
@@ -220,7 +220,7 @@ fn hybrid_layers_follow_the_interval_or_the_list() {
     let config = ModelConfig::from_json(json).unwrap();
     assert_eq!(config.layer_types[..2], [full, linear]);
 
-    // Without either, every fourth attends; without experts, it is dense.
+    // By default every fourth block has attention; without experts the model is dense.
     let mut json = next();
     json.as_object_mut()
         .unwrap()
@@ -263,7 +263,7 @@ fn both_spellings_of_the_partial_rotary_embedding_are_read_and_written() {
     assert!(message.contains("an even number of features"), "{message}");
 }
 
-/// Of a multimodal model the language model is read, and written by itself.
+/// Of a multimodal model, the language model is read, and written alone.
 #[test]
 fn the_language_model_of_a_multimodal_one() {
     let mut text = next();
@@ -305,7 +305,7 @@ fn the_language_model_of_a_multimodal_one() {
     assert_eq!(message, "field `text_config` is missing");
 }
 
-/// A mixture of experts in every block has no dense size, and always scales what it chose.
+/// A model with experts in every block has no dense size, and always normalises the weights.
 #[test]
 fn a_mixture_in_every_block() {
     let mut json = next();

@@ -21,10 +21,10 @@ use tree_pack::{
 use crate::{MODELS, fixtures, floats, is_hybrid, load};
 
 const CASES: [&str; 4] = ["fork", "agentic", "deep", "rl"];
-/// Two rows of several trees where a case has them.
+/// Two rows of several trees, if a case has them.
 const TOKEN_BUDGET: usize = 1024;
 
-/// Those of the cases that the model has.
+/// The cases of the model.
 fn cases<'a>(model: &str, names: &[&'a str]) -> Vec<&'a str> {
     let folder = fixtures().join(model);
     let names = names.iter().copied();
@@ -126,7 +126,7 @@ fn log_probs_of_every_trajectory_f32() {
     }
 }
 
-/// The fixtures hold 9 decimals, so anything beyond 1e-8 is a step that left f64.
+/// The fixtures have 9 decimals, so an error above 1e-8 means that f64 was lost.
 #[test]
 fn log_probs_of_every_trajectory_f64() {
     for model in MODELS {
@@ -137,7 +137,7 @@ fn log_probs_of_every_trajectory_f64() {
     }
 }
 
-/// Relative L2 error of the worst tensor; tensors that are zero must be zero.
+/// Relative L2 error of the worst tensor. Zero tensors must be exactly zero.
 fn worst_gradient_error(model: &str, name: &str, dtype: FloatDType) -> f64 {
     let device = Device::flex().autodiff();
     let case = case(model, name);

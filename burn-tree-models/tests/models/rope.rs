@@ -1,4 +1,4 @@
-//! The two spellings of the rotary embedding.
+//! The two formats of RoPE in `config.json`.
 
 use burn_tree_models::ModelConfig;
 use burn_tree_models::config::{Llama3Scaling, RopeScaling, YarnScaling};
@@ -29,7 +29,7 @@ fn yarn(fields: Value) -> Result<YarnScaling, String> {
     }
 }
 
-/// As published files of different ages say the same.
+/// Published files of both formats with the same content.
 #[test]
 fn both_spellings_mean_the_same() {
     let old = json!({
@@ -51,7 +51,7 @@ fn both_spellings_mean_the_same() {
             let config = read(family, fields.clone()).unwrap();
             assert_eq!(config.rope_theta, 5e5);
             assert_eq!(config.rope_scaling, RopeScaling::Llama3(LLAMA3));
-            // Written in both, and read again.
+            // Written in both formats and read again.
             let written = config.to_json();
             assert_eq!(written["rope_theta"], json!(5e5));
             assert_eq!(written["rope_scaling"]["rope_type"], json!("llama3"));
@@ -77,7 +77,7 @@ fn both_spellings_mean_the_same() {
 fn which_of_several_places_counts() {
     let linear = |factor: f64| RopeScaling::Linear { factor };
     for (fields, theta, scaling) in [
-        // The older object, unless it is empty or null.
+        // The older format takes precedence, unless it is empty or null.
         (
             json!({
                 "rope_scaling": { "type": "linear", "factor": 2.0 },
@@ -94,7 +94,7 @@ fn which_of_several_places_counts() {
             5.0,
             linear(3.0),
         ),
-        // The newer name of the type.
+        // The newer name of the field `rope_type`.
         (
             json!({ "rope_scaling": { "type": "linear", "rope_type": "default" } }),
             1e4,
@@ -112,14 +112,15 @@ fn which_of_several_places_counts() {
         assert_eq!(config.rope_theta, theta, "{fields}");
         assert_eq!(config.rope_scaling, scaling, "{fields}");
     }
-    // Without a base Qwen3 is refused.
+    // Qwen3 requires the base.
     let mut json = minimal("qwen3");
     json.as_object_mut().unwrap().remove("rope_theta");
     let message = ModelConfig::from_json(json).unwrap_err().to_string();
     assert_eq!(message, "field `rope_theta` is missing");
 }
 
-/// The length before stretching: of the model, else of the object, else the model's length.
+/// The original context length: from the model, else from the scaling, else the context length of
+/// the model.
 #[test]
 fn the_original_length() {
     for (model, object, expected) in [
@@ -160,7 +161,7 @@ fn the_numbers_of_yarn() {
             attention_factor: factor,
         }
     );
-    // What is absent, null and 0 mean the same, except for whole pairs.
+    // Absent, null and 0 are equivalent, except for whole pairs.
     let zeros = json!({ "beta_fast": 0, "beta_slow": null, "mscale": 0.0, "mscale_all_dim": 1.0 });
     assert_eq!(yarn(zeros).unwrap(), plain);
     assert!(!yarn(json!({ "truncate": null })).unwrap().truncate);
@@ -170,10 +171,10 @@ fn the_numbers_of_yarn() {
     assert_eq!(of(json!({ "mscale": 0.707 })), factor);
     let both = of(json!({ "mscale": 0.707, "mscale_all_dim": 1.0 }));
     assert!((both - 0.964326914892074).abs() < 1e-12, "{both}");
-    // A factor that is null follows from the lengths.
+    // A null factor is computed from the lengths.
     let lengths = json!({ "factor": null, "original_max_position_embeddings": 16 });
     assert_eq!(yarn(lengths).unwrap().factor, 8.0);
-    // A note that changes nothing is kept.
+    // Fields without effect are kept.
     let config = read(
         "qwen2",
         json!({

@@ -1,5 +1,5 @@
-//! bf16 computation with f32 master weights, on the device named by `BURN_DEVICE`; in f16 where
-//! that one has no bf16.
+//! bf16 computation with f32 master weights, on the device named by `BURN_DEVICE`; in f16 if the
+//! device has no bf16.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{AdamWConfig, GradientsParams};
@@ -31,7 +31,7 @@ fn attention(model: &CausalLm, layer: usize) -> &Attention {
     }
 }
 
-/// Gradients by parameter, and the dtype of each.
+/// The gradients by parameter, and their dtypes.
 fn gradients(
     model: &CausalLm,
     parameters_of: &CausalLm,
@@ -55,8 +55,8 @@ fn gradients(
     visitor.1
 }
 
-/// The direction of every gradient survives bf16: about 3 significant digits in each product, so
-/// that the cosine of the whole gradients differs from 1 by their relative error squared.
+/// bf16 preserves the direction of every gradient: with about 3 significant digits per product, the
+/// cosine to the f32 gradient differs from 1 by the squared relative error.
 #[test]
 fn gradients_of_a_bf16_shadow_belong_to_the_master() {
     let device = device();
@@ -71,7 +71,7 @@ fn gradients_of_a_bf16_shadow_belong_to_the_master() {
     assert_same_direction(&master, &copy, &device);
 }
 
-/// Biases are added in the dtype of the product; scaled angles and windows change nothing.
+/// Biases are added in the dtype of the product. RoPE scaling and windows make no difference.
 #[test]
 fn models_without_norms_of_queries_compute_in_bf16() {
     let device = device();
@@ -85,7 +85,7 @@ fn models_without_norms_of_queries_compute_in_bf16() {
     }
 }
 
-/// In recurrent layers, norms, rates of decay and their bias stay f32; the convolution does not.
+/// In recurrent layers, norms, decay rates and their bias stay f32, but not the convolution.
 #[test]
 fn a_hybrid_model_computes_in_bf16() {
     let device = device();
@@ -128,8 +128,8 @@ fn assert_same_direction(master: &CausalLm, copy: &CausalLm, device: &Device) {
     assert!(cosine > 0.999 && cosine < 1.0, "{cosine}");
 }
 
-/// AdamW moves the f32 master by gradients of its shadow as it does by its own: in its first step
-/// by the learning rate in the direction of each gradient's sign.
+/// AdamW updates the f32 master from the gradients of its shadow: the first step changes each
+/// parameter by the learning rate in the direction of the sign of its gradient.
 #[test]
 fn the_optimizer_updates_the_master() {
     let device = device();
@@ -150,11 +150,11 @@ fn the_optimizer_updates_the_master() {
     let rounded = update(&shadow(&master, narrow(), CausalLm::stays_wide));
     assert!(exact.iter().all(|change| change.abs() < 1.001e-3));
     let same = exact.iter().zip(&rounded).filter(|(a, b)| *a * *b > 0.0);
-    // Gradients that are about zero may change their sign.
+    // The sign of gradients near zero may differ.
     assert!(same.count() as f64 > 0.9 * exact.len() as f64);
 }
 
-/// One shadow serves several passes of a step.
+/// One shadow can be used for several packs of a step.
 #[test]
 fn two_passes_through_one_shadow() {
     let device = device();

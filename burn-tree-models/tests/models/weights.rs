@@ -1,4 +1,4 @@
-//! Checkpoints: round trips, layouts, and files that do not fit.
+//! Checkpoints: round trips, layouts and invalid files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,7 +32,7 @@ fn file(model: &str) -> Tensors {
     read(&fixtures().join(model).join("model.safetensors"))
 }
 
-/// The f32 tensors of a file, read without any of our code.
+/// The f32 tensors of a file, read independently of the crate.
 fn read(path: &Path) -> Tensors {
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -49,7 +49,7 @@ fn read(path: &Path) -> Tensors {
         .collect()
 }
 
-/// Writes tensors as `f32` beside a copy of the fixture's configuration.
+/// Writes f32 tensors next to a copy of the fixture's configuration.
 fn folder(model: &str, tensors: &Tensors) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(
@@ -102,7 +102,7 @@ fn saving_and_loading_changes_nothing() {
         let (again, config_again) =
             CausalLm::load(&path, FloatDType::F32, &Device::flex()).unwrap();
         assert_eq!(parameters(&again), parameters(&loaded));
-        // The very bits of the file that was loaded, in the layout it had.
+        // The same bits and layout as in the file that was loaded.
         assert_eq!(read(&path.join("model.safetensors")), file(model));
         assert_eq!(config_again.moe, config(model).moe);
         assert_eq!(config_again.layer_types, config(model).layer_types);
@@ -113,7 +113,7 @@ fn saving_and_loading_changes_nothing() {
                 ..config(model)
             }
         );
-        // Nothing else is left beside it.
+        // No temporary files are left.
         let beside = std::fs::read_dir(path.parent().unwrap()).unwrap().count();
         assert_eq!(beside, 1);
     }
@@ -151,7 +151,7 @@ fn shards_and_narrow_dtypes() {
             let bytes = std::fs::read(&shard).unwrap();
             let tensors = SafeTensors::deserialize(&bytes).unwrap();
             let stored: usize = tensors.iter().map(|(_, view)| view.data().len()).sum();
-            // A tensor that is larger by itself has a file of its own.
+            // A tensor larger than the limit gets its own file.
             assert!(stored <= 20_000 || tensors.len() == 1, "{stored} bytes");
             shards += 1;
         }
@@ -178,7 +178,7 @@ fn shards_and_narrow_dtypes() {
     }
 }
 
-/// The tensors of a model with the experts of each layer in two.
+/// The tensors of a model with fused experts.
 fn with_fused_experts(mut tensors: Tensors, settings: &ModelConfig) -> Tensors {
     let moe = settings.moe.as_ref().unwrap();
     let (experts, hidden) = (moe.num_experts, settings.hidden_size);
@@ -216,7 +216,7 @@ fn fused_experts_are_read_like_single_ones() {
     }
 }
 
-/// The keys of a multimodal checkpoint, with parts that are not loaded.
+/// The keys of a multimodal checkpoint, with parts that are ignored.
 fn multimodal(tensors: Tensors) -> Tensors {
     let renamed = tensors.into_iter().map(|(key, tensor)| {
         let key = match key.strip_prefix("model.") {
@@ -230,7 +230,7 @@ fn multimodal(tensors: Tensors) -> Tensors {
     renamed.chain(others).collect()
 }
 
-/// `config.json` of the multimodal model around a language model.
+/// The `config.json` of a multimodal model that contains a language model.
 fn write_multimodal_config(folder: &Path, model_type: &str, text: &ModelConfig) {
     let json = serde_json::json!({
         "model_type": model_type,
@@ -249,20 +249,20 @@ fn the_language_model_of_a_multimodal_checkpoint() {
     let (model, loaded) = CausalLm::load(folder.path(), FloatDType::F32, &Device::flex()).unwrap();
     assert_eq!(parameters(&model), file("qwen3_5_text"));
     assert_eq!(loaded.layer_types, config.layer_types);
-    // It is saved as a language model.
+    // Saved as a language model.
     let path = folder.path().join("saved");
     model.save(&loaded, &path, SaveOptions::default()).unwrap();
     assert_eq!(read(&path.join("model.safetensors")), file("qwen3_5_text"));
 
-    // Of a Qwen3 the same tensors are too many.
+    // Qwen3 refuses the additional tensors.
     let mut tensors = file("qwen3_dense");
     tensors.insert("mtp.fc.weight".to_owned(), (vec![1], vec![0.0]));
     let message = error(self::folder("qwen3_dense", &tensors).path()).to_string();
     assert!(message.contains("mtp.fc.weight"), "{message}");
 }
 
-/// Qwen3.5-MoE: experts in two tensors a layer, a shared expert, the projections of recurrent
-/// layers apart. No reference values: a Qwen3-Next with the same numbers computes the same.
+/// Qwen3.5-MoE: fused experts, a shared expert, separate projections of recurrent layers. There are
+/// no reference values: it must equal a Qwen3-Next with the same weights.
 #[test]
 fn a_mixture_of_experts_of_qwen3_5() {
     let device = Device::flex();
@@ -301,7 +301,7 @@ fn a_mixture_of_experts_of_qwen3_5() {
     }
 }
 
-/// Takes the projections of a recurrent layer of Qwen3-Next apart as Qwen3.5 stores them.
+/// Splits the projections of a recurrent layer of Qwen3-Next as Qwen3.5 stores them.
 fn split_projections(
     tensors: &mut Tensors,
     layer: usize,
@@ -340,7 +340,7 @@ fn split_projections(
     }
 }
 
-/// Rates of decay and the norm of recurrent layers are f32 in a model of less, and in its file.
+/// Decay rates and the norm of recurrent layers are f32 in a narrower model and in its file.
 #[test]
 fn decay_and_its_norm_stay_f32() {
     let device = Device::flex();

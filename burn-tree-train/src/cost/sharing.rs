@@ -1,8 +1,8 @@
-//! Whether a task is computed as trees or as separate trajectories: what is predicted to be faster,
-//! of what fits.
+//! The choice between trees and separate trajectories for each task: of those that fit, the one that
+//! is predicted to be faster.
 //!
-//! Loss and gradients are the same either way. A step may have tasks of both kinds:
-//! [`pack_step`] takes the merged forest of one task and the flat forest of another.
+//! Loss and gradients are the same. A step may mix both: [`pack_step`] takes the merged forest of
+//! one task and the flat forest of another.
 
 use thiserror::Error;
 use tree_pack::{
@@ -13,39 +13,39 @@ use crate::{StepTime, StepWork};
 
 /// How a task is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TaskForm {
+pub enum TaskSharing {
     /// Prefixes that trajectories have in common are computed once.
     Tree,
     /// Every trajectory is computed by itself.
     Flat,
 }
 
-/// What a task takes in one form.
+/// The cost of a task, as trees or as separate trajectories.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct FormCost {
-    /// What is computed. Of a pack that other tasks are in, too, the share of the task counts.
+pub struct TaskCost {
+    /// The work. Of a pack that is shared with other tasks, only the share of this task counts.
     pub work: StepWork,
-    /// Seconds that are predicted for it.
+    /// Predicted seconds.
     pub seconds: f64,
 }
 
-/// Why a task cannot be computed in one form.
+/// Why a task does not fit, as trees or as separate trajectories.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum Unfit {
-    /// It cannot be packed.
+    /// The task cannot be packed.
     #[error(transparent)]
     Pack(#[from] PackError),
     /// Its packs need too much memory.
     #[error("its packs need {bytes} bytes of memory, more than {limit}")]
     Memory {
-        /// What they need.
+        /// Bytes needed.
         bytes: u64,
-        /// What there is.
+        /// Bytes available.
         limit: u64,
     },
 }
 
-/// A task that cannot be computed at all.
+/// A task that fits neither as trees nor as separate trajectories.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[error("task {task_id:?} fits neither as trees ({tree}) nor as separate trajectories ({flat})")]
 pub struct NeitherFits {
@@ -57,31 +57,31 @@ pub struct NeitherFits {
     pub flat: Unfit,
 }
 
-/// What was decided about a task, and why.
+/// The choice for one task, with the costs it is based on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharingChoice {
     /// The task.
     pub task_id: String,
-    /// What it takes as trees.
-    pub tree: Result<FormCost, Unfit>,
-    /// What it takes as separate trajectories.
-    pub flat: Result<FormCost, Unfit>,
-    /// The form that fits, or the faster one if both do; trees if there is no difference.
-    pub form: TaskForm,
+    /// The cost as trees.
+    pub tree: Result<TaskCost, Unfit>,
+    /// The cost as separate trajectories.
+    pub flat: Result<TaskCost, Unfit>,
+    /// The choice: the one that fits, or the faster one if both fit; trees if they are equal.
+    pub sharing: TaskSharing,
 }
 
 impl SharingChoice {
-    /// Seconds that are predicted for the form that was chosen.
+    /// Predicted seconds of the choice.
     pub fn seconds(&self) -> f64 {
-        let chosen = match self.form {
-            TaskForm::Tree => &self.tree,
-            TaskForm::Flat => &self.flat,
+        let chosen = match self.sharing {
+            TaskSharing::Tree => &self.tree,
+            TaskSharing::Flat => &self.flat,
         };
         chosen.as_ref().map_or(f64::NAN, |cost| cost.seconds)
     }
 
-    /// How many times faster trees are than separate trajectories, as predicted; `None` if one of
-    /// the two does not fit.
+    /// Predicted speed-up of trees over separate trajectories. `None` if one of the two does not
+    /// fit.
     pub fn predicted_speedup(&self) -> Option<f64> {
         let (Ok(tree), Ok(flat)) = (&self.tree, &self.flat) else {
             return None;
@@ -90,32 +90,32 @@ impl SharingChoice {
     }
 }
 
-/// Memory that packs may take.
+/// A limit on the memory of packs.
 #[derive(Clone, Copy)]
 pub struct MemoryLimit<'a> {
     /// Estimates the bytes that a step of these packs needs at its peak.
     pub bytes: &'a dyn Fn(&[Pack]) -> u64,
-    /// Most that it may need.
+    /// Largest allowed value.
     pub limit: u64,
 }
 
-/// Decides task by task.
+/// Chooses between trees and separate trajectories for each task.
 pub struct SharingGate<'a> {
-    /// The data that forests are made from.
+    /// The data set that the forests are built from.
     pub trajectories: &'a [Trajectory],
     /// How steps are packed.
     pub options: PackOptions,
-    /// What work takes on this machine.
+    /// The calibrated step time on this machine.
     pub time: StepTime,
     /// Whether the model has recurrent layers.
     pub recurrent: bool,
-    /// The memory that there is, if it is to be regarded.
+    /// The memory limit, if any.
     pub memory: Option<MemoryLimit<'a>>,
 }
 
 impl SharingGate<'_> {
-    /// Decides about one task, given by its forest of trees (of [`tree_pack::build_forests`]) and
-    /// that of separate trajectories (of [`tree_pack::flat_forests`]).
+    /// Chooses for one task, given its merged forest ([`tree_pack::build_forests`]) and its flat
+    /// forest ([`tree_pack::flat_forests`]).
     ///
     /// # Errors
     /// [`NeitherFits`].
@@ -126,10 +126,10 @@ impl SharingGate<'_> {
     ) -> Result<SharingChoice, Box<NeitherFits>> {
         let task_id = tree.task_id().to_owned();
         let (tree, flat) = (self.cost(tree), self.cost(flat));
-        let form = match (&tree, &flat) {
-            (Ok(tree), Ok(flat)) if flat.seconds < tree.seconds => TaskForm::Flat,
-            (Ok(_), _) => TaskForm::Tree,
-            (Err(_), Ok(_)) => TaskForm::Flat,
+        let sharing = match (&tree, &flat) {
+            (Ok(tree), Ok(flat)) if flat.seconds < tree.seconds => TaskSharing::Flat,
+            (Ok(_), _) => TaskSharing::Tree,
+            (Err(_), Ok(_)) => TaskSharing::Flat,
             (Err(tree), Err(flat)) => {
                 return Err(Box::new(NeitherFits {
                     task_id,
@@ -142,12 +142,12 @@ impl SharingGate<'_> {
             task_id,
             tree,
             flat,
-            form,
+            sharing,
         })
     }
 
-    fn cost(&self, forest: &PrefixForest) -> Result<FormCost, Unfit> {
-        // The same rows and predictions, without a denominator or inputs that may not be there yet.
+    fn cost(&self, forest: &PrefixForest) -> Result<TaskCost, Unfit> {
+        // The same rows and predictions, but no denominator and no inputs that may be missing.
         let options = PackOptions {
             aggregation: Aggregation::Sum,
             loss: LossForm::LogLikelihood,
@@ -164,12 +164,12 @@ impl SharingGate<'_> {
             .iter()
             .map(|pack| StepWork::of_pack(pack, self.recurrent))
             .sum();
-        // Parts have packs of their own; whole trees share them with those of other tasks.
+        // Parts have their own packs; whole trees share packs with trees of other tasks.
         if packs.iter().all(|pack| pack.gateway.is_none()) {
             let tokens: usize = packs.iter().map(|pack| pack.layout.len()).sum();
             work.packs = tokens as f64 / self.options.token_budget as f64;
         }
-        Ok(FormCost {
+        Ok(TaskCost {
             seconds: self.time.seconds(&work),
             work,
         })
@@ -192,7 +192,7 @@ mod tests {
         (0..answers).map(path).collect()
     }
 
-    /// A machine on which a row takes 1 s and a row of an earlier pack `past` s.
+    /// Chooses on a machine on which a row takes 1 s and a past key `past_rows` s.
     fn choose(
         trajectories: &[Trajectory],
         options: PackOptions,
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn shared_prefixes_are_computed_once_where_that_is_faster() {
         let choice = choose(&task(50, 4), PackOptions::new(100), 0.0, None).unwrap();
-        assert_eq!(choice.form, TaskForm::Tree);
+        assert_eq!(choice.sharing, TaskSharing::Tree);
         // 90 tokens in place of 240.
         assert_eq!(choice.seconds(), 90.0);
         assert_eq!(choice.predicted_speedup(), Some(240.0 / 90.0));
@@ -232,16 +232,16 @@ mod tests {
             ..PackOptions::new(60)
         };
         let cheap = choose(&task(50, 4), options, 0.0, None).unwrap();
-        assert_eq!(cheap.form, TaskForm::Tree);
+        assert_eq!(cheap.sharing, TaskSharing::Tree);
         let costly = choose(&task(50, 4), options, 10.0, None).unwrap();
-        assert_eq!(costly.form, TaskForm::Flat);
+        assert_eq!(costly.sharing, TaskSharing::Flat);
         assert!(costly.predicted_speedup().unwrap() < 1.0);
     }
 
     #[test]
     fn what_does_not_fit_is_not_chosen() {
         let choice = choose(&task(50, 4), PackOptions::new(80), 0.0, None).unwrap();
-        assert_eq!(choice.form, TaskForm::Flat);
+        assert_eq!(choice.sharing, TaskSharing::Flat);
         assert!(matches!(
             choice.tree,
             Err(Unfit::Pack(PackError::TreeOverBudget { .. }))
@@ -265,7 +265,7 @@ mod tests {
         // Separate trajectories fill packs of 60, the tree one of 90.
         let options = PackOptions::new(100);
         let choice = choose(&task(50, 4), options, 0.0, memory).unwrap();
-        assert_eq!(choice.form, TaskForm::Flat);
+        assert_eq!(choice.sharing, TaskSharing::Flat);
         let expected = Unfit::Memory {
             bytes: 90,
             limit: 70,
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn without_anything_to_share_trees_are_chosen() {
         let choice = choose(&task(0, 3), PackOptions::new(30), 0.0, None).unwrap();
-        assert_eq!(choice.form, TaskForm::Tree);
+        assert_eq!(choice.sharing, TaskSharing::Tree);
         assert_eq!(choice.predicted_speedup(), Some(1.0));
     }
 }

@@ -1,17 +1,17 @@
-//! How much faster a step on trees can be than the same step on separate trajectories.
+//! Upper bounds on the speed-up of a step on trees over the same step on separate trajectories.
 //!
-//! Two bounds, from the same counts. The **token bound** compares tokens only:
-//! `N_flat / N_tree = 1 / (1 - POR)`. The **step bound** compares the floating-point operations of
-//! the whole step, since two of its terms do not shrink as the tokens do: the visible
-//! (query, key) pairs of attention, and the rows projected onto the vocabulary. Every program and
-//! benchmark takes both from [`StepBound::new`].
+//! There are two bounds, from the same counts. The **token bound** compares tokens: `N_flat /
+//! N_tree = 1 / (1 - POR)`. The **step bound** compares the floating-point operations of the whole
+//! step, because two terms do not shrink in proportion to the tokens: the visible (query, key)
+//! pairs of attention, and the rows projected onto the vocabulary. All programs and benchmarks
+//! compute both with [`StepBound::new`].
 
 use std::iter::Sum;
 use std::ops::Add;
 
 use tree_pack::Pack;
 
-/// What a step works on; the counts of several packs or steps add up.
+/// The quantities that the operations of a step depend on. Counts of packs and steps are additive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepCounts {
     /// Tokens that pass through the blocks, without padding.
@@ -25,7 +25,7 @@ pub struct StepCounts {
 }
 
 impl StepCounts {
-    /// Counts one pack. Padding costs nothing that a bound should count.
+    /// Counts one pack, without padding.
     pub fn of_pack(pack: &Pack) -> Self {
         Self {
             tokens: pack.layout.len() as u64,
@@ -60,20 +60,20 @@ impl Sum for StepCounts {
     }
 }
 
-/// The sizes of a model that decide what a token, a visible pair and a projected row cost.
+/// The model sizes that determine the cost of a token, a visible pair and a projected row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelCost {
-    /// Entries of the matrices that one token is multiplied with in the blocks (of a
-    /// mixture of experts: the router and the chosen experts), low-rank adapters included.
+    /// Parameters of the matrices in the blocks that one token is multiplied with, low-rank
+    /// adapters included. In a mixture of experts: the router and the chosen experts.
     pub trunk_parameters: u64,
-    /// Those of them that receive a gradient.
+    /// The number of these parameters that receive a gradient.
     pub trained_trunk_parameters: u64,
-    /// Sum over attention layers of `query_heads * (head_dim + value_dim)`: multiplications of one
+    /// Sum over attention layers of `query_heads * (head_dim + value_dim)`: multiplications per
     /// visible pair in the forward pass.
     pub attention_width: u64,
-    /// Sum over recurrent layers of `3 * value_heads * key_dim * value_dim`: multiply-adds of one
-    /// token in the forward pass, which reads its state with the key, adds an outer product to it
-    /// and reads it with the query. Convolutions count as matrices.
+    /// Sum over recurrent layers of `3 * value_heads * key_dim * value_dim`: multiply-adds per
+    /// token in the forward pass (read the state with the key, add an outer product, read it with
+    /// the query). Convolutions count as matrices.
     pub recurrence_width: u64,
     /// Entries of the language-model head, `vocab * hidden`.
     pub head_parameters: u64,
@@ -82,19 +82,19 @@ pub struct ModelCost {
 }
 
 impl ModelCost {
-    /// Floating-point operations of the forward and backward pass that the mathematics needs: a
-    /// multiply-add is two, and what an implementation computes a second time (attention and head
-    /// probabilities in the backward) is not counted, as is usual for "model FLOPs".
+    /// Model FLOPs of the forward and backward pass: a multiply-add counts as two operations.
+    /// Recomputation in an implementation, such as attention and head probabilities in the backward
+    /// pass, is not counted.
     ///
-    /// A matrix costs `2` a parameter and token in the forward pass, `2` for the gradient of its
-    /// input, and `2` for its own where it is trained.
+    /// A matrix costs `2` operations per parameter and token in the forward pass, `2` for the
+    /// gradient of its input, and `2` for its own gradient if it is trained.
     pub fn step_flops(&self, counts: &StepCounts) -> f64 {
         let trunk = 4.0 * self.trunk_parameters as f64 + 2.0 * self.trained_trunk_parameters as f64;
         let head_factor = if self.head_trained { 6.0 } else { 4.0 };
         let head = head_factor * self.head_parameters as f64;
         // Both factors of QK^T and of PV need a gradient: three times the forward pass.
         let pair = 6.0 * self.attention_width as f64;
-        // All three products of a recurrence have two factors, too.
+        // All three products of a recurrence have two factors with a gradient, too.
         let recurrence = 6.0 * self.recurrence_width as f64;
         counts.tokens as f64 * (trunk + recurrence)
             + counts.visible_pairs as f64 * pair
@@ -118,13 +118,13 @@ pub struct StepBound {
 }
 
 impl StepBound {
-    /// Compares the same trajectories packed as trees and as separate rows. `None` if the trees
+    /// Compares the same trajectories packed as trees and packed separately. `None` if the trees
     /// have no tokens.
     ///
     /// ```
     /// use burn_tree_train::{ModelCost, StepBound, StepCounts};
     ///
-    /// // Two trajectories of 3 tokens with 2 in common; each trains its last token.
+    /// Two trajectories of 3 tokens that share 2; each trains its last token.
     /// let flat = StepCounts { tokens: 6, visible_pairs: 12, projected_rows: 2, predictions: 2 };
     /// let tree = StepCounts { tokens: 4, visible_pairs: 9, projected_rows: 1, predictions: 2 };
     /// let model = ModelCost {
@@ -207,7 +207,8 @@ mod tests {
     #[test]
     fn flops_are_three_forward_passes_when_everything_is_trained() {
         let counts = StepCounts::of_pack(&fork());
-        // Forward: 2 per parameter and token, 2 per multiplication of a visible pair or of a state.
+        // Forward: 2 per parameter and token, and 2 per multiplication of a visible pair or a
+        // state.
         let forward = 2 * (4 * (10 + 5) + 9 * 3 + 2 * 7);
         assert_eq!(MODEL.step_flops(&counts), f64::from(3 * forward));
     }

@@ -1,23 +1,24 @@
-//! What a block continues from, and what it leaves.
+//! The inputs of a block from earlier packs, and its outputs for later packs.
 
 use burn::tensor::{Int, Tensor};
 use burn_tree_attn::PastKeyValue;
 use thiserror::Error;
 
-/// What keeps a block from running: any error.
+/// The error of a block, of any type.
 pub type BlockError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What one block continues from: rows computed before, in an ancestor partition.
+/// The past context of one block: results of earlier packs.
 #[derive(Clone, Debug)]
 pub enum BlockPast {
-    /// Of a block with attention: keys after RoPE `[B, Hkv, P, D]` and values `[B, Hkv, P, Dv]`.
+    /// Attention: keys after RoPE `[B, Hkv, P, D]` and values `[B, Hkv, P, Dv]`.
     Attention(PastKeyValue),
-    /// Of a recurrent block. Which tree starts from which of the `G` entries is part of the
-    /// [recurrence](crate::BlockContext::recurrence).
+    /// Recurrence. The [recurrence](crate::BlockContext::recurrence) maps each root to one of the
+    /// `G` entries.
     Recurrent {
         /// `[G, HV, DK, DV]` states.
         states: Tensor<4>,
-        /// `[G, K - 1, C]` inputs of the convolution; `None` if it reads one token only.
+        /// `[G, K - 1, C]` convolution inputs (the convolution tail); `None` if the kernel has one
+        /// entry.
         conv_tails: Option<Tensor<3>>,
     },
 }
@@ -31,56 +32,56 @@ pub struct RouterOutput {
     pub experts: Tensor<2, Int>,
 }
 
-/// What a block leaves for descendants of its rows and for auxiliary losses.
+/// The outputs of a block for packs that continue its rows, and for auxiliary losses.
 #[derive(Clone, Debug, Default)]
 pub struct BlockOutputs {
     /// `[B, Hkv, N, D]` keys after RoPE of attention blocks.
     pub key: Option<Tensor<4>>,
     /// `[B, Hkv, N, Dv]` values of attention blocks.
     pub value: Option<Tensor<4>>,
-    /// `[X, HV, DK, DV]` states of recurrent blocks after the rows that their
-    /// [recurrence](crate::BlockContext::recurrence) requests.
+    /// `[X, HV, DK, DV]` states of recurrent blocks after the rows requested by their
+    /// [recurrence](crate::BlockContext::recurrence).
     pub states: Option<Tensor<4>>,
-    /// `[X, K - 1, C]` inputs of the convolution of recurrent blocks, of those rows and before.
+    /// `[X, K - 1, C]` convolution inputs of recurrent blocks up to and including these rows.
     pub conv_tails: Option<Tensor<3>>,
     /// Routing of mixture-of-experts blocks.
     pub router: Option<RouterOutput>,
 }
 
-/// A block does not leave what packs that continue this one need.
+/// A block did not return the outputs that later packs need.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BlockOutputsError {
-    /// A block with attention returned no keys or no values.
+    /// An attention block returned no keys or no values.
     #[error(
-        "it attends with BlockContext::mask, and other packs continue this one, but \
+        "the block uses BlockContext::mask and other packs continue this one, but \
          BlockOutputs::{field} is None"
     )]
     Missing {
         /// `key` or `value`.
         field: &'static str,
     },
-    /// A block with a recurrence returned no states.
+    /// A recurrent block returned no states.
     #[error(
-        "it uses BlockContext::recurrence, and other packs continue this one, but \
+        "the block uses BlockContext::recurrence and other packs continue this one, but \
          BlockOutputs::states is None"
     )]
     MissingStates,
-    /// A tensor with another number of rows than asked for.
+    /// A tensor has the wrong number of rows.
     #[error("BlockOutputs::{field} has {found} rows, expected {expected}")]
     Rows {
         /// The tensor.
         field: &'static str,
-        /// Its rows.
+        /// Number of rows.
         found: usize,
-        /// Rows of the pack, or requested states.
+        /// Rows of the pack, or number of requested states.
         expected: usize,
     },
 }
 
 impl BlockOutputs {
-    /// Checks what a block that read the mask or the recurrence (`asked`) left, `rows` rows of keys
-    /// and `requested` states.
+    /// Checks the outputs of a block that read the mask or the recurrence (`asked`): `rows` rows of
+    /// keys and values, and `requested` states.
     pub(crate) fn check(
         &self,
         asked: Asked,
@@ -113,7 +114,7 @@ impl BlockOutputs {
     }
 }
 
-/// What a block has read of its context.
+/// The parts of its context that a block has read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) mask: bool,

@@ -1,4 +1,4 @@
-//! What every block of a forward pass shares.
+//! The inputs that all blocks of a forward pass share.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -12,11 +12,11 @@ use tree_pack::{BatchId, IndexMemory, OccurrenceBatch, TreeBatch, TreeLayout};
 use super::block::Asked;
 use burn_tree_nn::{LmHeadError, LmHeadOptions, TokenLogProbs, try_token_log_probs};
 
-/// A recurrence is not that of the batch of a [`BlockContext`].
+/// A recurrence that does not match the batch of a [`BlockContext`].
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecurrenceMismatch {
-    /// Another number of rows.
+    /// The number of rows differs.
     #[error("the recurrence is for [B, N] = {found:?} rows, expected {expected:?} as in the batch")]
     Shape {
         /// `[B, N]` of the recurrence.
@@ -24,9 +24,10 @@ pub enum RecurrenceMismatch {
         /// `[B, N]` of the batch.
         expected: [usize; 2],
     },
-    /// A row that continues another one.
+    /// A parent row differs.
     #[error(
-        "row {row} of batch row {batch} has parent {found:?} in the recurrence, expected {expected:?} as in the layout (-1 at roots, None in padding)"
+        "row {row} of batch row {batch} has parent {found:?} in the recurrence, expected \
+         {expected:?} as in the layout (-1 at roots, None in padding)"
     )]
     Parent {
         /// The batch row.
@@ -40,8 +41,7 @@ pub enum RecurrenceMismatch {
     },
 }
 
-/// What every block of a forward pass shares: positions, mask and recurrence of **one** batch, so
-/// that those of another cannot be taken by mistake.
+/// The inputs that all blocks of a forward pass share: positions, mask and recurrence of one batch.
 #[derive(Clone, Debug)]
 pub struct BlockContext {
     batch: BatchId,
@@ -55,24 +55,24 @@ pub struct BlockContext {
     asked: Arc<AskedCell>,
 }
 
-/// What the current block has read, to tell whether it leaves what it must.
+/// The parts that the current block has read, to check its outputs.
 #[derive(Debug, Default)]
 struct AskedCell {
     mask: AtomicBool,
     recurrence: AtomicBool,
 }
 
-/// Where the trees of a batch begin and end that are parts of larger ones.
+/// How the trees of a batch that are parts of larger ones continue others and are continued.
 #[derive(Debug, Default)]
 struct Cuts {
-    /// Which initial state each root starts from; empty if all start from zero.
+    /// The index of the initial state of each root; empty if all start from zero.
     root_states: Vec<Option<u32>>,
     /// Rows of the flattened batch whose states later parts start from.
     requested_rows: Vec<u32>,
 }
 
 impl BlockContext {
-    /// The context of a batch on its own, without rows computed before.
+    /// The context of a batch that continues no other packs.
     ///
     /// # Panics
     /// If [`try_new`](Self::try_new) refuses the batch.
@@ -80,30 +80,30 @@ impl BlockContext {
         Self::try_new(batch).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The context of a batch on its own, without rows computed before.
+    /// The context of a batch that continues no other packs.
     ///
     /// # Errors
-    /// If a layout contradicts itself, or begins below the root of its tree: it continues rows of
-    /// another pack, as [`step_gradients`](crate::step_gradients) knows.
+    /// If a layout is inconsistent, or is a part that continues rows of another pack, which
+    /// [`step_gradients`](crate::step_gradients) handles.
     pub fn try_new(batch: &TreeBatch) -> Result<Self, TreeMaskError> {
         let past = vec![PastKeys::default(); batch.layouts.len()];
         Self::with_cuts(batch, &past, Cuts::default())
     }
 
-    /// The context of a batch that continues rows computed before, or is continued: `past` are the
-    /// keys before those of each batch row, `root_states` the index of the initial state of each root
-    /// in row order (empty if all start from zero), `requested_rows` the rows of the flattened batch
-    /// after which states are asked for.
+    /// The context of a batch that continues rows of earlier packs, or is continued. `past` are the
+    /// past keys of each batch row, `root_states` the index of the initial state of each root in
+    /// row order (empty if all start from zero), and `requested_rows` the rows of the flattened
+    /// batch whose states later packs need.
     ///
-    /// Blocks then take a [`BlockPast`] with as many keys and states. [`step_gradients`] does all of
-    /// this.
+    /// Blocks then need a [`BlockPast`] with these keys and states. [`step_gradients`] handles all
+    /// of this.
     ///
     /// [`BlockPast`]: crate::BlockPast
     /// [`step_gradients`]: crate::step_gradients
     ///
     /// # Errors
-    /// If a layout and its past keys contradict each other. Whether root states and requested rows fit
-    /// the layouts is found out with the [recurrence](Self::try_recurrence).
+    /// If a layout and its past keys are inconsistent. Root states and requested rows are checked
+    /// when the [recurrence](Self::try_recurrence) is built.
     pub fn continuing(
         batch: &TreeBatch,
         past: &[PastKeys],
@@ -133,18 +133,18 @@ impl BlockContext {
         })
     }
 
-    /// `[B, N]` depth on the path, 0 in padding: the positions of a rotary embedding.
+    /// `[B, N]` depth on the path, 0 in padding: the positions for RoPE.
     pub fn position_ids(&self) -> Tensor<2, Int> {
         self.position_ids.clone()
     }
 
-    /// Who sees whom, for [`burn_tree_attn::tree_attention`].
+    /// The visibility mask, for [`burn_tree_attn::tree_attention`].
     pub fn mask(&self) -> &TreeMask {
         self.asked.mask.store(true, Ordering::Relaxed);
         &self.mask
     }
 
-    /// `[B * N]` the token ids on the host, 0 in padding: an embedding plans its gradient from them
+    /// `[B * N]` token ids on the host, 0 in padding: they let an embedding plan its gradient
     /// without waiting for the device.
     pub fn host_tokens(&self) -> &Arc<Vec<u32>> {
         &self.host_tokens
@@ -182,7 +182,7 @@ impl BlockContext {
         try_token_log_probs(hidden, head_weight, occurrences, options)
     }
 
-    /// What has been read since the last call.
+    /// The parts read since the last call.
     pub(crate) fn take_asked(&self) -> Asked {
         Asked {
             mask: self.asked.mask.swap(false, Ordering::Relaxed),
@@ -190,8 +190,8 @@ impl BlockContext {
         }
     }
 
-    /// The same context for block `block` to be recomputed with the experts `[B * N, K]` that it
-    /// chose before.
+    /// A copy of this context in which block `block` must choose the experts `[B * N, K]` again
+    /// when it is recomputed.
     pub fn with_routing(self, block: usize, experts: Tensor<2, Int>) -> Self {
         Self {
             routing: Some((block, experts)),
@@ -199,15 +199,15 @@ impl BlockContext {
         }
     }
 
-    /// The experts `[B * N, K]` that block `block` has to take, if it is recomputed: rounding
-    /// could make it choose others. A block that chooses must ask.
+    /// The experts `[B * N, K]` that block `block` must choose if it is recomputed, because
+    /// rounding could change its choice. Every block with a router must call this.
     pub fn routing(&self, block: usize) -> Option<Tensor<2, Int>> {
         let (of, experts) = self.routing.as_ref()?;
         (*of == block).then(|| experts.clone())
     }
 
-    /// The same context with another recurrence of the same trees: one in which they start from
-    /// states of rows computed before, or of which states are requested.
+    /// The same context with another recurrence over the same trees, with initial states or
+    /// requested states.
     ///
     /// # Panics
     /// If [`try_with_recurrence`](Self::try_with_recurrence) refuses the recurrence.
@@ -255,8 +255,8 @@ impl BlockContext {
         Ok(())
     }
 
-    /// Bytes of the mask, of the recurrence if a block has used it, and of the token ids on the host.
-    /// What belongs to the batch is in [`TreeBatch::index_memory`].
+    /// Bytes of the mask, of the recurrence if it was built, and of the token ids on the host.
+    /// [`TreeBatch::index_memory`] counts the rest of the batch.
     pub fn index_memory(&self) -> IndexMemory {
         let recurrence = self.recurrence.get().map(TreeRecurrence::index_memory);
         let tokens = IndexMemory {
@@ -266,8 +266,8 @@ impl BlockContext {
         self.mask.index_memory() + recurrence.unwrap_or_default() + tokens
     }
 
-    /// Who continues whom, for recurrent blocks. Built by the first of them and shared by all: a
-    /// model with attention only does not pay for it.
+    /// The recurrence over parent rows, for recurrent blocks. It is built on first use and shared
+    /// by all blocks, so a model with attention only does not build it.
     ///
     /// # Panics
     /// If [`try_recurrence`](Self::try_recurrence) gives an error.
@@ -279,8 +279,7 @@ impl BlockContext {
     /// As [`recurrence`](Self::recurrence).
     ///
     /// # Errors
-    /// If the layouts of the batch contradict themselves, or the batch has no rows, or more than can
-    /// be indexed.
+    /// If the layouts of the batch are inconsistent, or the batch has no rows or too many.
     pub fn try_recurrence(&self) -> Result<&TreeRecurrence, RecurrenceError> {
         self.asked.recurrence.store(true, Ordering::Relaxed);
         if let Some(recurrence) = self.recurrence.get() {

@@ -1,4 +1,4 @@
-//! The block-wise model interface that training on trees rests on.
+//! The block-wise model interface.
 
 mod block;
 mod context;
@@ -13,8 +13,8 @@ pub(crate) use parameters::{Trainable, trainable_without_gradient, what_is_train
 
 /// A causal language model as a sequence of blocks.
 ///
-/// Blocks are separate so that a step can be cut between them. How a model implements this is
-/// shown in the book, *Add tree attention to your own model*.
+/// A step runs the blocks one by one, for activation checkpointing and for parts of trees. The
+/// chapter *Add tree attention to your own model* of the book has an example.
 pub trait TreeModel {
     /// `[B, N]` token ids -> `[B, N, hidden]`.
     fn embed(&self, tokens: Tensor<2, Int>, context: &BlockContext) -> Tensor<3>;
@@ -22,12 +22,12 @@ pub trait TreeModel {
     fn n_blocks(&self) -> usize;
     /// Runs block `index` on `x [B, N, hidden]`.
     ///
-    /// `past` is what the block continues from, if the pack continues another one. A block that
-    /// attends with the [mask](BlockContext::mask) returns its keys and values, one with a
-    /// [recurrence](BlockContext::recurrence) its states.
+    /// `past` is the past context if the pack continues another one. An attention block, which uses
+    /// the [mask](BlockContext::mask), must return its keys and values; a recurrent block, which
+    /// uses the [recurrence](BlockContext::recurrence), its states.
     ///
     /// # Errors
-    /// What keeps the block from running: of any type, for instance that of
+    /// The error of the block, of any type, for example that of
     /// [`burn_tree_attn::try_tree_attention`].
     fn block(
         &self,
@@ -41,17 +41,17 @@ pub trait TreeModel {
     /// `[vocab, hidden]` weight of the language-model head.
     fn head_weight(&self) -> Tensor<2>;
 
-    /// Number of token ids: steps refuse ids and targets that are not below it. Rows of the head
-    /// unless the model says otherwise.
+    /// Number of token ids. Steps refuse token ids and targets that are not below it. The default
+    /// is the number of rows of the head weight.
     fn vocabulary_size(&self) -> usize {
         self.head_weight().dims()[0]
     }
 
-    /// Runs all blocks on `tokens [B, N]`: the hidden states `[B, N, hidden]` that the head reads,
-    /// and what every block left.
+    /// Runs all blocks on `tokens [B, N]`. Returns the hidden states `[B, N, hidden]` for the head
+    /// and the outputs of every block.
     ///
     /// # Errors
-    /// That of the first block that fails.
+    /// The error of the first block that fails.
     fn forward(
         &self,
         tokens: Tensor<2, Int>,

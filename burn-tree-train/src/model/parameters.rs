@@ -1,11 +1,11 @@
-//! The parameters of a module: initialised, frozen, trained or not.
+//! Initialising, freezing and inspecting the parameters of a module.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, Int, Tensor};
 
-/// A copy of `module` without gradients, for example as a reference policy; `module` stays as it
-/// is.
+/// A copy of `module` that requires no gradients, for example as a reference policy. `module` is
+/// not changed.
 ///
 /// `module.clone().freeze()` is not the same. Parameters that Burn initialises lazily, as all
 /// `Config::init` do, share their state with their clones until they are first read: freezing a
@@ -26,7 +26,7 @@ pub fn frozen<M: Module>(module: &M) -> M {
     module.clone().freeze()
 }
 
-/// Initialises all parameters, so that what is done with a clone stays with the clone.
+/// Initialises all lazy parameters, so that clones no longer share their state.
 fn initialize<M: Module>(module: &M) {
     struct Initialize;
     impl ModuleVisitor for Initialize {
@@ -43,12 +43,12 @@ fn initialize<M: Module>(module: &M) {
     module.visit(&mut Initialize);
 }
 
-/// Which float parameters of a module could get a gradient.
+/// Whether the float parameters of a module can get gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Trainable {
-    /// Whether one is on a device with autodiff.
+    /// Whether a parameter is on a device with autodiff.
     pub(crate) autodiff: bool,
-    /// Whether one requires a gradient.
+    /// Whether a parameter requires a gradient.
     pub(crate) trained: bool,
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn what_is_trainable<M: Module>(module: &M) -> Trainable {
     trainable
 }
 
-/// Module paths of the parameters that require a gradient and have none.
+/// Module paths of the parameters that require a gradient but have none.
 pub(crate) fn trainable_without_gradient<M: Module>(
     module: &M,
     gradients: &GradientsParams,

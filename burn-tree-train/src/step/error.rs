@@ -1,4 +1,4 @@
-//! What can be wrong with a step.
+//! Errors of a step.
 
 use burn::backend::ExecutionError;
 use burn_tree_attn::TreeMaskError;
@@ -12,11 +12,11 @@ use burn_tree_nn::LmHeadError;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StepError {
-    /// The packs contradict themselves, or each other.
+    /// The packs are inconsistent.
     #[error(transparent)]
     Packs(#[from] PacksError),
-    /// A pack whose counts of trajectories, which the router's loss needs, are not one per row.
-    #[error("pack {pack} has counts of trajectories for {found} rows, expected {expected}")]
+    /// A pack does not have one trajectory count per row, which the router loss needs.
+    #[error("pack {pack} has {found} trajectory counts, expected {expected}, one per row")]
     TrajectoryCounts {
         /// Index of the pack.
         pack: usize,
@@ -25,10 +25,10 @@ pub enum StepError {
         /// Number of rows.
         expected: usize,
     },
-    /// A pack without rows, or with more than its length.
+    /// A pack has no rows, or more rows than its padded length.
     #[error(
-        "pack {pack} has {rows} rows and a padded length of {padded_len}, expected at least one row \
-         and no fewer than those"
+        "pack {pack} has {rows} rows and a padded length of {padded_len}, expected at least one \
+         row and a padded length of at least the rows"
     )]
     Rows {
         /// Index of the pack.
@@ -43,7 +43,7 @@ pub enum StepError {
     Mask {
         /// Index of the pack.
         pack: usize,
-        /// What is wrong.
+        /// The cause.
         source: TreeMaskError,
     },
     /// A pack cannot be uploaded.
@@ -51,39 +51,39 @@ pub enum StepError {
     Batch {
         /// Index of the pack.
         pack: usize,
-        /// What is wrong.
+        /// The cause.
         source: BatchError,
     },
-    /// A token id that the model does not have.
-    #[error("{0} (rows of the head weight [vocab, hidden]; a Burn Linear keeps [hidden, vocab])")]
+    /// A token id is not in the vocabulary of the model.
+    #[error("{0} (rows of the head weight [vocab, hidden]; Burn's Linear stores [hidden, vocab])")]
     Vocabulary(#[from] VocabularyError),
-    /// A block failed, or did not leave what packs that continue this one need.
+    /// A block failed, or did not return the outputs that later packs need.
     #[error("block {block} of the model, in pack {pack}: {source}")]
     Block {
         /// Index of the block.
         block: usize,
         /// Index of the pack.
         pack: usize,
-        /// What is wrong.
+        /// The cause.
         source: BlockError,
     },
     /// The closure that computes the loss of a pack failed.
-    #[error("the loss of pack {pack}: {source}")]
+    #[error("loss of pack {pack}: {source}")]
     Loss {
         /// Index of the pack.
         pack: usize,
-        /// What it returned.
+        /// The error of the closure.
         source: BlockError,
     },
     /// The step would train nothing: no parameter gets a gradient.
     #[error("no parameter gets a gradient: {0}")]
     NoGradients(NoGradientsCause),
-    /// The head cannot project a pack's predictions.
+    /// The head cannot project the predictions of a pack.
     #[error("pack {pack}: {source}")]
     Head {
         /// Index of the pack.
         pack: usize,
-        /// What is wrong.
+        /// The cause.
         source: LmHeadError,
     },
     /// The device could not compute a parameter before the step.
@@ -94,7 +94,7 @@ pub enum StepError {
     Device(#[from] ExecutionError),
 }
 
-/// Why a step has no gradients.
+/// Why no parameter gets a gradient.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoGradientsCause {
@@ -107,7 +107,7 @@ pub enum NoGradientsCause {
     /// No token of the step is trained.
     #[error("no token of the step is trained (every loss_mask is false)")]
     NothingTrained,
-    /// The losses are constants.
-    #[error("the losses do not depend on any trained parameter: were they detached?")]
+    /// The losses do not depend on a trained parameter.
+    #[error("the losses do not depend on a trained parameter (they may have been detached)")]
     Detached,
 }

@@ -10,25 +10,25 @@ use tree_pack::{IndexMemory, OccurrenceBatch, PackedStep};
 use super::error::StepError;
 use super::inputs::PackInputs;
 use super::options::StepOptions;
-use super::plan::{StepPlan, Visit};
-use super::shelf::{Place, Shelf};
+use super::output_store::{OutputStore, Storage};
+use super::pack_tree::{PackTree, Visit};
 use super::state::{check_counts, occurrence_dtype};
 #[cfg(doc)]
-use super::{RouterLoss, step_gradients};
+use super::{RouterLossOptions, step_gradients};
 use crate::device_failure::check_parameters;
 use crate::model::{BlockOutputs, TreeModel, frozen};
 use crate::router_loss::RouterLoad;
 
-/// The forward pass of [`step_gradients`] without gradients: for evaluation, log-probabilities of an
-/// old or a reference policy, or the first pass of an objective that needs sums over whole
-/// trajectories. Returns what `each` makes of the index of a pack, the log-probabilities of its
-/// occurrences, and the occurrences, in the order of the packs.
+/// The forward pass of [`step_gradients`] without gradients: for evaluation, for log-probabilities
+/// of an old or a reference policy, or for the first pass of a trajectory loss. Calls `each` with
+/// the index of a pack, the log-probabilities of its occurrences, and the occurrences; returns the
+/// results in the order of the packs.
 ///
-/// The log-probabilities are, bit for bit, those of [`step_gradients`] with the same model and packs,
-/// where the backend computes the same twice: a first update's ratio of probabilities is exactly 1.
+/// If the backend is deterministic, the log-probabilities are bit for bit those of
+/// [`step_gradients`] with the same model and packs: the ratio of the first update is exactly 1.
 ///
-/// `each` is called once per pack; packs that continue a pack follow it, depth-first. What a pack
-/// leaves for these is kept until they are done, everything else is dropped block by block.
+/// `each` is called once per pack; packs that continue a pack follow it, depth-first. The outputs
+/// of a pack that these need are kept until they are done, all others are dropped block by block.
 ///
 /// # Errors
 /// As [`step_gradients`].
@@ -47,9 +47,9 @@ pub fn step_forward<M: Module + TreeModel, T>(
     forward_blocks(model, packed, options, device, |_, _| (), last)
 }
 
-/// Runs the blocks of all packs without recording a graph. `each_block` gets the pack and what a
-/// block returns besides; the result is what `last` makes of the model, what the last block
-/// returns, and the pack.
+/// Runs the blocks of all packs without recording a graph. `each_block` gets the pack and the
+/// outputs of a block; `last` gets the model, the hidden states after the last block, and the pack,
+/// and returns the result.
 fn forward_blocks<M: Module + TreeModel, T>(
     model: &M,
     packed: &PackedStep,
@@ -59,27 +59,27 @@ fn forward_blocks<M: Module + TreeModel, T>(
     mut last: impl FnMut(&M, Tensor<3>, &PackInputs) -> Result<T, StepError>,
 ) -> Result<Vec<T>, StepError> {
     let packs = packed.packs.as_slice();
-    let plan = StepPlan::new(packs)?;
+    let tree = PackTree::new(packs)?;
     packed.check_vocabulary(model.vocabulary_size())?;
     check_parameters(model)?;
-    // Not `valid`: with autodiff the operations are those of a step, and so are the numbers.
+    // Not `valid`: with autodiff the operations, and so the results, are those of a step.
     let model = frozen(model);
-    let mut shelf = Shelf::new(packs.len(), Place::Device, device);
+    let mut store = OutputStore::new(packs.len(), Storage::Device, device);
     let dtype = occurrence_dtype(&model);
     let mut results: Vec<Option<T>> = packs.iter().map(|_| None).collect();
-    for &visit in &plan.visits {
+    for &visit in &tree.visits {
         match visit {
             Visit::Enter(pack) => {
-                let inputs = PackInputs::new(packs, &plan, pack, dtype, device)?;
+                let inputs = PackInputs::new(packs, &tree, pack, dtype, device)?;
                 let x = model.embed(inputs.tokens.clone(), &inputs.context);
-                let place = options.place();
-                let x = inputs.run_blocks(&model, x, &mut shelf, place, |_, outputs| {
+                let storage = options.storage();
+                let x = inputs.run_blocks(&model, x, &mut store, storage, |_, outputs| {
                     each_block(&inputs, outputs);
                     Ok(())
                 })?;
                 results[pack] = Some(last(&model, x, &inputs)?);
             }
-            Visit::Leave(pack) => drop(shelf.remove(pack)),
+            Visit::Leave(pack) => drop(store.remove(pack)),
         }
     }
     let results = results.into_iter();
@@ -88,9 +88,9 @@ fn forward_blocks<M: Module + TreeModel, T>(
         .collect())
 }
 
-/// How often each expert was chosen over the packs of one optimizer step, for [`RouterLoss`]: a
-/// forward pass without gradients. A token counts as often as trajectories pass through it
-/// ([`Pack::trajectory_counts`]).
+/// Counts how often each expert is chosen over the packs of an optimizer step, for
+/// [`RouterLossOptions`], in a forward pass without gradients. A token counts once per trajectory
+/// that contains it ([`Pack::trajectory_counts`]).
 ///
 /// # Errors
 /// As [`step_gradients`].
@@ -109,9 +109,9 @@ pub fn step_router_load<M: Module + TreeModel>(
     Ok(load)
 }
 
-/// Bytes of masks, plans and indices of each pack of one optimizer step, those on the device and the
-/// lists on the host that they were made from, after a forward pass without gradients. Kernels make
-/// more when the backward pass first runs: a second plan of attention, and lists for the sums of gathered rows.
+/// Bytes of masks, plans and indices of each pack of an optimizer step, on the device and on the
+/// host, after a forward pass without gradients. The first backward pass adds a second plan of
+/// attention, and lists for the sums of gathered rows.
 ///
 /// # Errors
 /// As [`step_gradients`].

@@ -1,4 +1,4 @@
-//! Loss and gradients of a step.
+//! The losses and gradients of a step.
 
 use burn::backend::ExecutionError;
 use burn::module::Module;
@@ -11,33 +11,33 @@ use super::error::{NoGradientsCause, StepError};
 use super::graph::Graph;
 use super::inputs::PackInputs;
 use super::options::StepOptions;
-use super::plan::{StepPlan, Visit};
+use super::output_store::OutputStore;
+use super::pack_tree::{PackTree, Visit};
 use super::recompute::Checkpoint;
-use super::shelf::Shelf;
-use super::state::{LossOf, PackLoss, Step, check_counts, occurrence_dtype};
+use super::state::{IntoPackLoss, PackLossFn, Step, check_counts, occurrence_dtype};
 use crate::device_failure::check_parameters;
 use crate::model::{Trainable, TreeModel, frozen, trainable_without_gradient, what_is_trainable};
 
-/// What [`step_gradients`] returns.
+/// The result of [`step_gradients`].
 #[derive(Debug)]
 pub struct StepGradients {
     /// Loss of each pack, `[1]`, without autodiff. Their sum is the loss of the step.
     pub losses: Vec<Tensor<1>>,
     /// Gradients of the sum of the losses, in at least f32.
     pub gradients: GradientsParams,
-    /// Module paths of the parameters that require a gradient and got none, such as experts that no
-    /// token chose. The optimizer leaves them as they are.
+    /// Module paths of the parameters that require a gradient but got none, such as those of
+    /// experts that no token chose. The optimizer does not change them.
     pub without_gradient: Vec<String>,
 }
 
 impl StepGradients {
-    /// Loss of the step, the sum over its packs. Waits for the device.
+    /// The loss of the step: the sum over its packs. Waits for the device.
     ///
     /// # Errors
     /// If the device could not compute it.
     pub fn loss(&self) -> Result<f64, ExecutionError> {
         let read = |loss: &Tensor<1>| {
-            // One by one: joined, a loss that could not be computed would go unnoticed.
+            // Read one by one: concatenation would hide a loss that the device could not compute.
             let data = loss.clone().try_into_data()?.convert::<f64>();
             Ok(data.iter::<f64>().sum::<f64>())
         };
@@ -45,28 +45,28 @@ impl StepGradients {
     }
 }
 
-/// Loss of each pack of one optimizer step, and the gradients of their sum.
+/// Computes the loss of each pack of an optimizer step, and the gradients of their sum.
 ///
 /// `loss_of` gets the index of a pack of `packed`, the log-probabilities of its occurrences and the
-/// occurrences themselves, and returns the part of the step's loss that comes from them, `[1]`, with
-/// the denominator of the whole step, or a `Result` with it. It is called once per pack; packs that continue a pack follow
-/// it, depth-first.
+/// occurrences. It returns the contribution of the pack to the loss of the step, `[1]`, with the
+/// denominator of the whole step, or a `Result` with it. It is called once per pack; packs that
+/// continue a pack follow it, depth-first.
 ///
-/// A device without enough memory need not fail here: ask [`check_device`](crate::check_device) before the
-/// gradients are used.
+/// If the device runs out of memory, this function may still return `Ok`: call
+/// [`check_device`](crate::check_device) before using the gradients.
 ///
-/// Model and `device` have autodiff. Each pack is a batch of one row. The gradients are those that
-/// the packs would have if nothing had been cut, up to rounding, and the same in every run on
-/// backends that compute the same twice.
+/// The model and `device` must have autodiff. Each pack is a batch of one row. The gradients equal
+/// those without partitioning, up to rounding. On deterministic backends they are the same in every
+/// run.
 ///
 /// # Errors
-/// [`StepError`], before anything is computed: the packs contradict themselves or each other, a token
-/// id is not below [`TreeModel::vocabulary_size`], or nothing can be trained. Later: a block fails or
-/// does not leave what other packs continue from, `loss_of` fails, no loss depends on a trained parameter, or the
-/// device fails.
+/// [`StepError`]. Before the computation: the packs are inconsistent, a token id is not below
+/// [`TreeModel::vocabulary_size`], or no parameter is trainable. During it: a block fails or does
+/// not return the outputs that later packs need, `loss_of` fails, no loss depends on a trained
+/// parameter, or the device fails.
 ///
 /// # Panics
-/// If the model or `loss_of` does.
+/// If the model or `loss_of` panics.
 ///
 /// # Example
 /// ```
@@ -109,7 +109,7 @@ impl StepGradients {
 /// assert!(step.without_gradient.is_empty());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn step_gradients<M: Module + TreeModel, L: PackLoss>(
+pub fn step_gradients<M: Module + TreeModel, L: IntoPackLoss>(
     model: &M,
     packed: &PackedStep,
     options: &StepOptions,
@@ -117,7 +117,7 @@ pub fn step_gradients<M: Module + TreeModel, L: PackLoss>(
     mut loss_of: impl FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> L,
 ) -> Result<StepGradients, StepError> {
     let packs = packed.packs.as_slice();
-    let plan = StepPlan::new(packs)?;
+    let tree = PackTree::new(packs)?;
     if options.router_loss.is_some() {
         check_counts(packs)?;
     }
@@ -129,17 +129,17 @@ pub fn step_gradients<M: Module + TreeModel, L: PackLoss>(
         frozen: frozen(model),
         options,
         inner_device: device.clone().inner(),
-        shelf: Shelf::new(packs.len(), options.place(), device),
+        store: OutputStore::new(packs.len(), options.storage(), device),
         gradients: GradientsAccumulator::new(),
     };
     let dtype = occurrence_dtype(model);
     let mut losses: Vec<Option<Tensor<1>>> = vec![None; packs.len()];
-    let mut waiting: Vec<Option<Waiting>> = (0..packs.len()).map(|_| None).collect();
-    for &visit in &plan.visits {
+    let mut waiting: Vec<Option<PendingBackward>> = (0..packs.len()).map(|_| None).collect();
+    for &visit in &tree.visits {
         match visit {
             Visit::Enter(pack) => {
-                let inputs = PackInputs::new(packs, &plan, pack, dtype, device)?;
-                let entered = Waiting::enter(&mut step, inputs, &mut loss_of)?;
+                let inputs = PackInputs::new(packs, &tree, pack, dtype, device)?;
+                let entered = PendingBackward::enter(&mut step, inputs, &mut loss_of)?;
                 losses[pack] = Some(entered.loss());
                 waiting[pack] = Some(entered);
             }
@@ -164,8 +164,8 @@ pub fn step_gradients<M: Module + TreeModel, L: PackLoss>(
     })
 }
 
-/// Refuses a step of which no gradient can come. One rank of several may have no trained tokens, the
-/// step must have some.
+/// Refuses a step that can have no gradients. With several ranks, the packs of one rank may have no
+/// trained tokens, but the step must have some.
 fn check_trainable<M: Module>(model: &M, packed: &PackedStep) -> Result<(), StepError> {
     let cause = match what_is_trainable(model) {
         Trainable {
@@ -186,17 +186,17 @@ fn is_untrained(packed: &PackedStep) -> bool {
     packed.totals.trained_tokens == 0 && packs.all(|pack| pack.occurrences.is_empty())
 }
 
-/// What a pack leaves for its own backward pass.
-enum Waiting {
+/// The state of a pack between its forward and its backward pass.
+enum PendingBackward {
     Graph(Box<Graph>),
     Checkpoint(Box<Checkpoint>),
 }
 
-impl Waiting {
+impl PendingBackward {
     fn enter<M: Module + TreeModel>(
         step: &mut Step<'_, M>,
         inputs: PackInputs,
-        loss_of: &mut impl LossOf,
+        loss_of: &mut impl PackLossFn,
     ) -> Result<Self, StepError> {
         Ok(match step.options.recompute {
             false => Self::Graph(Box::new(Graph::forward(step, inputs, loss_of)?)),

@@ -1,22 +1,22 @@
-//! A pack whose graph is kept from its forward to its backward pass.
+//! A pack whose autodiff graph is kept from its forward to its backward pass.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::error::StepError;
-use super::inputs::{PackInputs, injections, objective};
+use super::inputs::{PackInputs, injections, tracked_sum};
+use super::output_store::{Kept, Storage};
 use super::rows::{BlockRows, Rows, left_by};
-use super::shelf::{Kept, Place};
-use super::state::{LossOf, Step};
+use super::state::{PackLossFn, Step};
 use crate::TreeModel;
 
-/// The graph of a pack, and its ends.
+/// The graph of a pack, with its inputs from and outputs for other packs.
 pub(super) struct Graph {
     inputs: PackInputs,
     loss: Tensor<1>,
-    /// What each block continues from: leaves.
+    /// The past context of each block: leaves of the graph.
     past: Vec<BlockRows<Tensor<4>>>,
-    /// What each block leaves; empty without descendants.
+    /// The outputs of each block for later packs; empty if no pack continues this one.
     left: Vec<BlockRows<Tensor<4>>>,
 }
 
@@ -24,7 +24,7 @@ impl Graph {
     pub(super) fn forward<M: Module + TreeModel>(
         step: &mut Step<'_, M>,
         inputs: PackInputs,
-        loss_of: &mut impl LossOf,
+        loss_of: &mut impl PackLossFn,
     ) -> Result<Self, StepError> {
         let model = step.model;
         let context = &inputs.context;
@@ -34,7 +34,7 @@ impl Graph {
         for block in 0..model.n_blocks() {
             let rows = inputs
                 .past
-                .gather(&step.shelf, block)
+                .gather(&step.store, block)
                 .map(Rows::into_leaves);
             past.push(rows.as_ref().map(|rows| rows.tensor.clone()));
             let (y, outputs) = inputs.run_block(model, block, x, context, rows)?;
@@ -45,11 +45,11 @@ impl Graph {
             if let Some(rows) = &inputs.kept_rows {
                 let rows = left_by(outputs, rows);
                 left.push(rows.as_ref().map(|rows| rows.tensor.clone()));
-                // The graph holds them on the device anyway.
-                kept.push(rows.try_map(|rows| Kept::new(rows, Place::Device))?);
+                // The graph keeps these tensors on the device in any case.
+                kept.push(rows.try_map(|rows| Kept::new(rows, Storage::Device))?);
             }
         }
-        step.shelf.put(inputs.index, kept);
+        step.store.put(inputs.index, kept);
         let log_probs = inputs.log_probs(model, x, step.options.head)?;
         let mut loss = loss_of.of_pack(inputs.index, log_probs, &inputs.occurrences)?;
         for part in router_losses {
@@ -68,24 +68,25 @@ impl Graph {
         self.loss.clone().inner()
     }
 
-    /// The backward pass of the pack's own loss and of the gradients that its descendants gave.
+    /// The backward pass of the pack's own loss and of the gradients from the packs that continue
+    /// it.
     pub(super) fn backward<M: Module + TreeModel>(
         self,
         step: &mut Step<'_, M>,
     ) -> Result<(), StepError> {
-        let kept = step.shelf.remove(self.inputs.index).unwrap_or_default();
+        let kept = step.store.remove(self.inputs.index).unwrap_or_default();
         let injected = self.left.into_iter().zip(kept);
         let injected =
             injected.flat_map(|(left, mut kept)| injections(left, &mut kept, &step.inner_device));
-        let Some(objective) = objective([self.loss].into_iter().chain(injected)) else {
+        let Some(sum) = tracked_sum([self.loss].into_iter().chain(injected)) else {
             return Ok(());
         };
-        let mut gradients = objective.backward();
+        let mut gradients = sum.backward();
         for (block, leaves) in self.past.into_iter().enumerate() {
             let of_past = leaves.map(|leaf| leaf.grad_remove(&mut gradients));
             self.inputs
                 .past
-                .add_gradients(&mut step.shelf, block, of_past)?;
+                .add_gradients(&mut step.store, block, of_past)?;
         }
         step.add(gradients);
         Ok(())

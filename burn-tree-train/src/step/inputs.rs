@@ -1,4 +1,4 @@
-//! A pack on the device, with what it continues from.
+//! A pack on the device, with its past context.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use burn::tensor::{Device, FloatDType, Int, Tensor};
 use tree_pack::{IndexMemory, OccurrenceBatch, Pack, TreeBatch};
 
 use super::error::StepError;
+use super::output_store::{Kept, OutputStore, Storage};
+use super::pack_tree::PackTree;
 use super::past::PastSources;
-use super::plan::StepPlan;
 use super::rows::{BlockRows, Rows, left_by, past_of};
-use super::shelf::{Kept, Place, Shelf};
 use crate::{BlockContext, BlockOutputs, TreeModel};
 use burn_tree_nn::{GatherPlan, LmHeadOptions, TokenLogProbs};
 
-/// What one pass over a pack needs.
+/// The inputs of a forward pass over one pack.
 pub(super) struct PackInputs {
     /// Index of the pack in the step.
     pub(super) index: usize,
@@ -21,28 +21,28 @@ pub(super) struct PackInputs {
     pub(super) tokens: Tensor<2, Int>,
     pub(super) context: BlockContext,
     pub(super) occurrences: OccurrenceBatch,
-    /// `[N]` number of trajectories through each row, 0 in padding.
+    /// `[N]` number of trajectories that contain each row, 0 in padding.
     pub(super) multiplicities: Vec<f32>,
     pub(super) past: PastSources,
-    /// The rows whose keys and values descendants see, out of `N`; `None` without descendants.
+    /// The rows whose keys and values later packs see; `None` without such packs.
     pub(super) kept_rows: Option<Arc<GatherPlan>>,
-    /// Number of rows whose states descendants start from.
+    /// Number of rows whose states later packs start from.
     requested: usize,
-    /// Of the batch.
+    /// Bytes of the batch's indices.
     batch_memory: IndexMemory,
 }
 
 impl PackInputs {
-    /// Floats of the occurrences are uploaded as `dtype`.
+    /// Uploads the pack; the floats of its occurrences get the dtype `dtype`.
     pub(super) fn new(
         packs: &[Pack],
-        plan: &StepPlan,
+        tree: &PackTree,
         index: usize,
         dtype: FloatDType,
         device: &Device,
     ) -> Result<Self, StepError> {
         let pack = &packs[index];
-        let (past, left) = (plan.past(index), plan.left(index));
+        let (past, left) = (tree.past(index), tree.left(index));
         let batch =
             TreeBatch::try_part(pack, device, dtype).map_err(|source| StepError::Batch {
                 pack: index,
@@ -64,7 +64,7 @@ impl PackInputs {
             Arc::new(plan.expect("rows of the layout"))
         });
         let rows_left = |pack: usize| {
-            let left = plan.left(pack);
+            let left = tree.left(pack);
             (left.kept.len(), left.requested.len())
         };
         Ok(Self {
@@ -80,7 +80,7 @@ impl PackInputs {
         })
     }
 
-    /// Bytes of everything that says how rows hang together, as far as it has been made.
+    /// Bytes of masks, plans and indices built so far.
     pub(super) fn index_memory(&self) -> IndexMemory {
         let kept = self.kept_rows.as_deref().map(GatherPlan::index_memory);
         self.batch_memory
@@ -89,7 +89,8 @@ impl PackInputs {
             + kept.unwrap_or_default()
     }
 
-    /// The log-probabilities of the pack's occurrences, from what the last block returns.
+    /// The log-probabilities of the pack's occurrences, from the hidden states after the last
+    /// block.
     pub(super) fn log_probs<M: TreeModel>(
         &self,
         model: &M,
@@ -106,8 +107,8 @@ impl PackInputs {
         })
     }
 
-    /// Runs a block of `model` in `context`, that of the pack, and checks that it leaves what
-    /// descendants need.
+    /// Runs a block of `model` in `context` and checks that it returns the outputs that later packs
+    /// need.
     pub(super) fn run_block<M: TreeModel>(
         &self,
         model: &M,
@@ -133,33 +134,33 @@ impl PackInputs {
         Ok((y, outputs))
     }
 
-    /// Runs all blocks of a model in which nothing is trained on `x [1, N, hidden]`, and puts what
-    /// descendants continue from on the shelf; `each` gets the input of each block and what it returns besides.
+    /// Runs all blocks of a frozen model on `x [1, N, hidden]` and puts the outputs for later packs
+    /// into the store. `each` gets the input and the outputs of each block.
     pub(super) fn run_blocks<M: TreeModel>(
         &self,
         model: &M,
         mut x: Tensor<3>,
-        shelf: &mut Shelf,
-        place: Place,
+        store: &mut OutputStore,
+        storage: Storage,
         mut each: impl FnMut(Tensor<3>, &BlockOutputs) -> Result<(), StepError>,
     ) -> Result<Tensor<3>, StepError> {
         let autodiff = x.is_autodiff();
         let mut kept = Vec::new();
         for block in 0..model.n_blocks() {
-            let past = self.past.gather(shelf, block);
+            let past = self.past.gather(store, block);
             let past = past.map(|rows| rows.with_autodiff(autodiff));
             let (y, outputs) = self.run_block(model, block, x.clone(), &self.context, past)?;
             each(std::mem::replace(&mut x, y), &outputs)?;
             if let Some(rows) = &self.kept_rows {
-                kept.push(left_by(outputs, rows).try_map(|rows| Kept::new(rows, place))?);
+                kept.push(left_by(outputs, rows).try_map(|rows| Kept::new(rows, storage))?);
             }
         }
-        shelf.put(self.index, kept);
+        store.put(self.index, kept);
         Ok(x)
     }
 }
 
-/// Sums of products of what a block leaves with the gradients that arrived for it.
+/// Dot products of the outputs of a block with the gradients that arrived for them.
 pub(super) fn injections(
     left: BlockRows<Tensor<4>>,
     kept: &mut BlockRows<Kept>,
@@ -174,11 +175,11 @@ pub(super) fn injections(
         .collect()
 }
 
-/// The sum of those parts of an objective that depend on something that is trained.
-pub(super) fn objective(parts: impl IntoIterator<Item = Tensor<1>>) -> Option<Tensor<1>> {
-    let tracked = parts.into_iter().filter(Tensor::is_tracked);
-    tracked.reduce(|sum, part| {
-        let part = part.cast(sum.dtype());
-        sum + part
+/// The sum of the terms that depend on a trained parameter. `None` without any.
+pub(super) fn tracked_sum(terms: impl IntoIterator<Item = Tensor<1>>) -> Option<Tensor<1>> {
+    let tracked = terms.into_iter().filter(Tensor::is_tracked);
+    tracked.reduce(|sum, term| {
+        let term = term.cast(sum.dtype());
+        sum + term
     })
 }

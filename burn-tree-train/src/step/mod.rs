@@ -1,12 +1,11 @@
 //! An optimizer step over packs, some of which continue others.
 //!
-//! A tree that is larger than a pack is cut in parts. A part continues rows of earlier parts, its
-//! ancestors: it reads their keys and values, and the recurrent states after the rows at which it was
-//! cut off, as leaves of a graph of its own. The gradients of these leaves are added, in at least
-//! f32, to a sum at the part that **owns** the row, however many levels up. When all parts that
-//! continue a part are done, one backward pass of that part starts from its own loss and the sums.
-//! So every token is computed once, every graph is walked once, and only the parts from a root to
-//! the current one are in memory.
+//! A tree larger than the token budget is cut into parts. A part continues rows of earlier parts:
+//! their keys and values, and the recurrent states at its roots, are leaves of its own autodiff
+//! graph. The gradients of these leaves are summed, in at least f32, at the part that **owns** the
+//! row. When all parts that continue a part are done, one backward pass of that part starts from
+//! its own loss and from the sums. So every token is computed once, every graph is traversed once,
+//! and only the parts from a root to the current one are in memory.
 //!
 //! Recurrent states and convolution inputs always come from the parent part, and their gradients
 //! return to it. If a part is shorter than the convolution kernel, an input from further up passes
@@ -18,15 +17,15 @@ mod gradients;
 mod graph;
 mod inputs;
 mod options;
+mod output_store;
+mod pack_tree;
 mod past;
-mod plan;
 mod recompute;
 mod rows;
-mod shelf;
 mod state;
 
 pub use error::{NoGradientsCause, StepError};
 pub use forward::{step_forward, step_index_memory, step_router_load};
 pub use gradients::{StepGradients, step_gradients};
-pub use options::{RouterLoss, StepOptions};
-pub use state::PackLoss;
+pub use options::{RouterLossOptions, StepOptions};
+pub use state::IntoPackLoss;

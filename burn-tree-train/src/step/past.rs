@@ -1,22 +1,22 @@
-//! What a pack continues from: which rows of which earlier packs, and the way of their gradients back.
+//! The past context of a pack on the device, and the return of its gradients to earlier packs.
 
 use burn::backend::ExecutionError;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_tree_kit::dtype::at_least_f32;
 use tree_pack::IndexMemory;
 
-use super::plan::PastRows;
+use super::output_store::{Kept, OutputStore};
+use super::pack_tree::PastRows;
 use super::rows::{BlockRows, ROW_DIM, Rows};
-use super::shelf::{Kept, Shelf};
 
-/// Some of the rows that a pack leaves, in ascending order: what one descendant continues from.
+/// A selection of the rows that a pack provides, in ascending order, for one later pack.
 #[derive(Debug)]
 struct Selection {
     /// The pack.
     pack: usize,
     /// Number of rows selected.
     len: usize,
-    /// How to gather them and to scatter their gradients; `None` if they are all rows.
+    /// The plan to gather them and to scatter their gradients; `None` if all rows are selected.
     indices: Option<Indices>,
 }
 
@@ -24,12 +24,13 @@ struct Selection {
 struct Indices {
     /// `[len]` the rows.
     selected: Tensor<1, Int>,
-    /// `[left]` for each row that the pack leaves its place in the selection, `len` if it has none.
+    /// `[left]` position in the selection of each row that the pack provides; `len` if not
+    /// selected.
     places: Tensor<1, Int>,
 }
 
 impl Selection {
-    /// `left` is the number of rows that the pack leaves.
+    /// `left` is the number of rows that the pack provides.
     fn new(past: &PastRows, left: usize, device: &Device) -> Self {
         let len = past.slots.len();
         let indices = (len < left).then(|| {
@@ -65,8 +66,8 @@ impl Selection {
         }
     }
 
-    /// The gradient of all rows that the pack leaves: zeros where none is selected. A gather, so
-    /// that nothing is added twice to one place.
+    /// The gradient of all rows that the pack provides, with zeros where none is selected. Computed
+    /// as a gather, so it needs no atomic additions.
     fn scatter(&self, gradient: Tensor<4>) -> Tensor<4> {
         match &self.indices {
             None => gradient,
@@ -81,7 +82,7 @@ impl Selection {
     }
 }
 
-/// All rows in one tensor; Burn would copy a single one, too.
+/// Concatenates the tensors; a single one is not copied, unlike with `Tensor::cat`.
 fn joined(mut parts: Vec<Tensor<4>>) -> Tensor<4> {
     match parts.len() {
         1 => parts.remove(0),
@@ -89,16 +90,16 @@ fn joined(mut parts: Vec<Tensor<4>>) -> Tensor<4> {
     }
 }
 
-/// Where the past of a pack comes from, on the device.
+/// The sources of the past context of a pack.
 pub(super) struct PastSources {
-    /// Of keys and values.
+    /// Sources of keys and values.
     keys: Vec<Selection>,
-    /// Of states and convolution tails.
+    /// Sources of states and convolution tails.
     states: Option<Selection>,
 }
 
 impl PastSources {
-    /// `left` gives for a pack the numbers of rows of which it leaves keys, and states.
+    /// `left` returns the numbers of rows for which a pack provides keys and states.
     pub(super) fn new(
         past: &[PastRows],
         states: Option<&PastRows>,
@@ -128,14 +129,14 @@ impl PastSources {
         }
     }
 
-    /// What block `block` continues from, without autodiff.
-    pub(super) fn gather(&self, shelf: &Shelf, block: usize) -> BlockRows<Rows> {
+    /// The past context of block `block`, without autodiff.
+    pub(super) fn gather(&self, store: &OutputStore, block: usize) -> BlockRows<Rows> {
         let Some(states) = &self.states else {
             return BlockRows::Nothing;
         };
         let load =
-            |kept: &Kept, selection: &Selection| selection.gather(kept.tensor.load(&shelf.device));
-        match shelf.block(states.pack, block) {
+            |kept: &Kept, selection: &Selection| selection.gather(kept.tensor.load(&store.device));
+        match store.block(states.pack, block) {
             BlockRows::Nothing => BlockRows::Nothing,
             BlockRows::Recurrent {
                 states: kept,
@@ -154,7 +155,7 @@ impl PastSources {
                 let mut keys = Vec::with_capacity(self.keys.len());
                 let mut values = Vec::with_capacity(self.keys.len());
                 for selection in &self.keys {
-                    let BlockRows::Attention { key, value } = shelf.block(selection.pack, block)
+                    let BlockRows::Attention { key, value } = store.block(selection.pack, block)
                     else {
                         unreachable!("a block is of the same kind in every pack");
                     };
@@ -173,21 +174,21 @@ impl PastSources {
         }
     }
 
-    /// Adds the gradients of what block `block` continued from to the sums of the packs that own
+    /// Adds the gradients of the past context of block `block` to the sums of the packs that own
     /// the rows.
     pub(super) fn add_gradients(
         &self,
-        shelf: &mut Shelf,
+        store: &mut OutputStore,
         block: usize,
         gradients: BlockRows<Option<Tensor<4>>>,
     ) -> Result<(), ExecutionError> {
-        let (place, device) = (shelf.gradients, shelf.device.clone());
+        let (storage, device) = (store.gradients, store.device.clone());
         let mut add = |selection: &Selection, index: usize, gradient: Tensor<4>| {
-            let blocks = shelf.packs[selection.pack].as_mut();
+            let blocks = store.packs[selection.pack].as_mut();
             let kept = &mut blocks.expect("a pack is left after its descendants")[block];
             let kept = kept.as_mut().into_vec().swap_remove(index);
             let wide = DType::from(at_least_f32(gradient.dtype()));
-            kept.add_gradient(selection.scatter(gradient.cast(wide)), place, &device)
+            kept.add_gradient(selection.scatter(gradient.cast(wide)), storage, &device)
         };
         let by_row = matches!(gradients, BlockRows::Attention { .. });
         for (index, gradient) in gradients.into_vec().into_iter().enumerate() {
@@ -215,7 +216,7 @@ impl PastSources {
 
 #[cfg(test)]
 mod tests {
-    use super::super::shelf::Place;
+    use super::super::output_store::Storage;
     use super::*;
 
     fn rows(values: &[f32], dtype: DType) -> Tensor<4> {
@@ -227,22 +228,22 @@ mod tests {
         tensor.into_data().iter::<f32>().collect()
     }
 
-    /// A pack that leaves the rows 1, 2 and 3 of one block with attention.
-    fn shelf(place: Place) -> Shelf {
+    /// A pack that provides the rows 1, 2 and 3 of one attention block.
+    fn store(storage: Storage) -> OutputStore {
         let kept = |values: &[f32]| {
             let rows = Rows {
                 tensor: rows(values, DType::BF16),
                 features: vec![1, 1],
             };
-            Kept::new(rows, place).unwrap()
+            Kept::new(rows, storage).unwrap()
         };
-        let mut shelf = Shelf::new(1, place, &Device::flex());
+        let mut store = OutputStore::new(1, storage, &Device::flex());
         let block = BlockRows::Attention {
             key: kept(&[1.0, 2.0, 3.0]),
             value: kept(&[4.0, 5.0, 6.0]),
         };
-        shelf.put(0, vec![block]);
-        shelf
+        store.put(0, vec![block]);
+        store
     }
 
     fn sources(slots: &[u32]) -> PastSources {
@@ -256,19 +257,19 @@ mod tests {
 
     #[test]
     fn descendants_see_the_rows_they_selected() {
-        for place in [Place::Device, Place::Host] {
+        for storage in [Storage::Device, Storage::Host] {
             let gathered = sources(&[0, 2])
-                .gather(&shelf(place), 0)
+                .gather(&store(storage), 0)
                 .map(|rows| read(rows.tensor));
             assert_eq!(gathered.into_vec(), [vec![1.0, 3.0], vec![4.0, 6.0]]);
         }
     }
 
-    /// 24: bfloat16 has 8 digits: 256 and one more are 256.
+    /// Fault 24: bfloat16 has 8 significant bits, so 256 + 1 would be rounded to 256.
     #[test]
     fn gradients_of_many_descendants_are_summed_in_f32() {
-        for place in [Place::Device, Place::Host] {
-            let mut shelf = shelf(place);
+        for storage in [Storage::Device, Storage::Host] {
+            let mut store = store(storage);
             let all = sources(&[0, 1, 2]);
             let some = sources(&[1]);
             for descendant in 0..1000 {
@@ -280,9 +281,9 @@ mod tests {
                     key: Some(rows(values, DType::BF16)),
                     value: None,
                 };
-                sources.add_gradients(&mut shelf, 0, gradients).unwrap();
+                sources.add_gradients(&mut store, 0, gradients).unwrap();
             }
-            let mut blocks = shelf.remove(0).unwrap();
+            let mut blocks = store.remove(0).unwrap();
             let sums = blocks[0].as_mut().into_vec();
             let sums: Vec<_> = sums
                 .into_iter()

@@ -1,38 +1,39 @@
-//! A pack of which only the blocks' inputs are kept from its forward to its backward pass.
+//! A pack with activation checkpointing: only the inputs of the blocks are kept for the backward
+//! pass.
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
 use super::error::StepError;
-use super::inputs::{PackInputs, injections, objective};
+use super::inputs::{PackInputs, injections, tracked_sum};
+use super::output_store::{Kept, Stored};
 use super::rows::{BlockRows, Rows, left_by};
-use super::shelf::{Kept, Stored};
-use super::state::{LossOf, Step};
+use super::state::{PackLossFn, Step};
 use crate::TreeModel;
 
-/// What is needed to compute the blocks of a pack again, from the last to the first.
+/// The tensors needed to recompute the blocks of a pack, from the last to the first.
 pub(super) struct Checkpoint {
     inputs: PackInputs,
     loss: Tensor<1>,
     /// Input of each block.
     blocks: Vec<Stored<3>>,
-    /// The experts that each block chose, so that it takes the same again.
+    /// The experts that each block chose, which the recomputation must use again.
     routing: Vec<Option<Tensor<2, Int>>>,
-    /// Gradient of what the last block returns.
+    /// Gradient of the output of the last block.
     gradient: Option<Stored<3>>,
-    /// Whether the first block's input depends on anything that is trained.
+    /// Whether the input of the first block depends on a trained parameter.
     embedding_is_trained: bool,
 }
 
 impl Checkpoint {
-    /// The forward pass of the blocks without autodiff; then forward and backward of the head.
+    /// Forward pass of the blocks without autodiff, then forward and backward pass of the head.
     pub(super) fn forward<M: Module + TreeModel>(
         step: &mut Step<'_, M>,
         inputs: PackInputs,
-        loss_of: &mut impl LossOf,
+        loss_of: &mut impl PackLossFn,
     ) -> Result<Self, StepError> {
         let model = step.model;
-        let place = step.waiting_place();
+        let storage = step.storage();
         let x = model.embed(inputs.tokens.clone(), &inputs.context);
         let embedding_is_trained = x.is_tracked();
         let (mut blocks, mut routing) = (Vec::new(), Vec::new());
@@ -41,10 +42,10 @@ impl Checkpoint {
         let x = inputs.run_blocks(
             &step.frozen,
             x.detach(),
-            &mut step.shelf,
-            place,
+            &mut step.store,
+            storage,
             |x, outputs| {
-                blocks.push(Stored::new(x, place)?);
+                blocks.push(Stored::new(x, storage)?);
                 let router = outputs.router.as_ref();
                 routing.push(router.map(|router| router.experts.clone()));
                 if let (Some(options), Some(router)) = (&options.router_loss, router) {
@@ -64,7 +65,7 @@ impl Checkpoint {
         if loss.is_tracked() {
             let mut gradients = loss.backward();
             if let Some(of_x) = x.grad_remove(&mut gradients) {
-                gradient = Some(Stored::new(of_x, place)?);
+                gradient = Some(Stored::new(of_x, storage)?);
             }
             step.add(gradients);
         }
@@ -86,13 +87,13 @@ impl Checkpoint {
         self.loss.clone()
     }
 
-    /// Forward and backward of one block after another, then of the embedding.
+    /// Recomputes and differentiates one block after another, then the embedding.
     pub(super) fn backward<M: Module + TreeModel>(
         self,
         step: &mut Step<'_, M>,
     ) -> Result<(), StepError> {
         let Self { inputs, .. } = self;
-        let mut kept = step.shelf.remove(inputs.index).unwrap_or_default();
+        let mut kept = step.store.remove(inputs.index).unwrap_or_default();
         let mut gradient = self
             .gradient
             .map(|gradient| gradient.take(&step.inner_device));
@@ -119,8 +120,8 @@ impl Checkpoint {
 }
 
 impl<M: Module + TreeModel> Step<'_, M> {
-    /// Computes a block again and runs its backward pass from `gradient`, that of what it returns,
-    /// and from those of what it left. Returns the gradient of its input `x`.
+    /// Recomputes a block and runs its backward pass from the `gradient` of its output and from the
+    /// gradients of its outputs for later packs. Returns the gradient of its input `x`.
     fn block_backward(
         &mut self,
         inputs: &PackInputs,
@@ -132,7 +133,7 @@ impl<M: Module + TreeModel> Step<'_, M> {
     ) -> Result<Option<Tensor<3>>, StepError> {
         let rows = inputs
             .past
-            .gather(&self.shelf, block)
+            .gather(&self.store, block)
             .map(Rows::into_leaves);
         let leaves = rows.as_ref().map(|rows| rows.tensor.clone());
         let context = match routing {
@@ -151,12 +152,12 @@ impl<M: Module + TreeModel> Step<'_, M> {
             let left = left_by(outputs, rows).map(|rows| rows.tensor);
             parts.extend(injections(left, &mut kept, &self.inner_device));
         }
-        let Some(objective) = objective(parts) else {
+        let Some(sum) = tracked_sum(parts) else {
             return Ok(None);
         };
-        let mut gradients = objective.backward();
+        let mut gradients = sum.backward();
         let of_past = leaves.map(|leaf| leaf.grad_remove(&mut gradients));
-        inputs.past.add_gradients(&mut self.shelf, block, of_past)?;
+        inputs.past.add_gradients(&mut self.store, block, of_past)?;
         let of_x = x.grad_remove(&mut gradients);
         self.add(gradients);
         Ok(of_x)

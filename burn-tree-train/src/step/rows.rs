@@ -1,4 +1,4 @@
-//! What a block leaves for its rows' descendants.
+//! The outputs of a block for the packs that continue its rows.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use burn_tree_attn::PastKeyValue;
 use crate::{BlockOutputs, BlockPast};
 use burn_tree_nn::{GatherPlan, gather_rows};
 
-/// A value for each of the tensors that a block leaves.
+/// One value for each output tensor of a block.
 #[derive(Clone, Debug)]
 pub(super) enum BlockRows<T> {
-    /// Of a block with attention: by row.
+    /// Attention block: per row.
     Attention { key: T, value: T },
-    /// Of a recurrent block: by requested row.
+    /// Recurrent block: per requested row.
     Recurrent { states: T, conv_tails: Option<T> },
-    /// Of a block that looks at single rows only.
+    /// Block without outputs for later packs.
     Nothing,
 }
 
@@ -76,12 +76,12 @@ impl<T> BlockRows<T> {
     }
 }
 
-/// Rows of a tensor, `[1, heads, rows, width]` as attention has them: so keys and values wait as they are,
-/// not as copies. States are rows of one head.
+/// Rows of a tensor, `[1, heads, rows, width]` as in attention, so that keys and values need no
+/// copies. States are rows of one head.
 #[derive(Clone, Debug)]
 pub(super) struct Rows {
     pub(super) tensor: Tensor<4>,
-    /// Of states, the sizes of which the width is the product.
+    /// For states, the dimensions whose product is `width`.
     pub(super) features: Vec<usize>,
 }
 
@@ -108,7 +108,7 @@ impl Rows {
         }
     }
 
-    /// From `[X, ...]`.
+    /// From states `[X, ...]`.
     fn of_slots<const D: usize>(tensor: Tensor<D>) -> Self {
         let dims = tensor.dims();
         let features = dims[1..].to_vec();
@@ -118,7 +118,7 @@ impl Rows {
         }
     }
 
-    /// The same without autodiff, or as constants of the autodiff backend.
+    /// The same rows without autodiff, or as constants of the autodiff backend.
     pub(super) fn with_autodiff(self, autodiff: bool) -> Self {
         Self {
             tensor: match autodiff {
@@ -129,7 +129,7 @@ impl Rows {
         }
     }
 
-    /// The same as leaves of a graph.
+    /// The same rows as leaves of a graph.
     pub(super) fn into_leaves(self) -> Self {
         Self {
             tensor: self.tensor.autodiff().require_grad(),
@@ -137,7 +137,7 @@ impl Rows {
         }
     }
 
-    /// Back to `[G, ...]`.
+    /// Back to states `[G, ...]`.
     fn into_slots<const D: usize>(self) -> Tensor<D> {
         let slots = self.tensor.dims()[ROW_DIM];
         let dims: Vec<usize> = [slots].into_iter().chain(self.features).collect();
@@ -146,7 +146,7 @@ impl Rows {
     }
 }
 
-/// What a block leaves for the rows of `plan`, and for the rows of which states are requested.
+/// The outputs of a block at the rows of `plan`, and at the rows whose states are requested.
 pub(super) fn left_by(outputs: BlockOutputs, plan: &Arc<GatherPlan>) -> BlockRows<Rows> {
     match outputs {
         BlockOutputs {
@@ -169,7 +169,7 @@ pub(super) fn left_by(outputs: BlockOutputs, plan: &Arc<GatherPlan>) -> BlockRow
     }
 }
 
-/// What a block continues from.
+/// The past context of a block.
 pub(super) fn past_of(rows: BlockRows<Rows>) -> Option<BlockPast> {
     match rows {
         BlockRows::Attention { key, value } => Some(BlockPast::Attention(PastKeyValue {

@@ -1,4 +1,4 @@
-//! What the passes over the packs of a step share.
+//! State shared by the passes over the packs of a step.
 
 use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
@@ -8,34 +8,34 @@ use tree_pack::{OccurrenceBatch, Pack};
 
 use super::error::StepError;
 use super::options::StepOptions;
-use super::shelf::{Place, Shelf};
+use super::output_store::{OutputStore, Storage};
 use crate::model::{BlockError, TreeModel};
 use crate::shadow::widen_gradients;
 
-/// What the closure of [`step_gradients`](crate::step_gradients) returns: the loss of a pack `[1]`,
-/// or a `Result` with it.
-pub trait PackLoss {
+/// The return type of the closure of [`step_gradients`](crate::step_gradients): the loss of a pack
+/// `[1]`, or a `Result` with it.
+pub trait IntoPackLoss {
     /// The loss.
     ///
     /// # Errors
-    /// That of the closure.
+    /// The error of the closure.
     fn into_loss(self) -> Result<Tensor<1>, BlockError>;
 }
 
-impl PackLoss for Tensor<1> {
+impl IntoPackLoss for Tensor<1> {
     fn into_loss(self) -> Result<Tensor<1>, BlockError> {
         Ok(self)
     }
 }
 
-impl<E: Into<BlockError>> PackLoss for Result<Tensor<1>, E> {
+impl<E: Into<BlockError>> IntoPackLoss for Result<Tensor<1>, E> {
     fn into_loss(self) -> Result<Tensor<1>, BlockError> {
         self.map_err(Into::into)
     }
 }
 
-/// The loss of a pack, `[1]`, from its index, the log-probabilities of its occurrences, and these.
-pub(super) trait LossOf {
+/// Computes the loss of a pack, `[1]`, from its index, its log-probabilities and its occurrences.
+pub(super) trait PackLossFn {
     fn of_pack(
         &mut self,
         pack: usize,
@@ -44,9 +44,9 @@ pub(super) trait LossOf {
     ) -> Result<Tensor<1>, StepError>;
 }
 
-impl<L, F> LossOf for F
+impl<L, F> PackLossFn for F
 where
-    L: PackLoss,
+    L: IntoPackLoss,
     F: FnMut(usize, TokenLogProbs, &OccurrenceBatch) -> L,
 {
     fn of_pack(
@@ -60,33 +60,33 @@ where
     }
 }
 
-/// What the passes over the packs of a step share.
+/// State shared by the passes over the packs of a step.
 pub(super) struct Step<'a, M> {
     pub(super) model: &'a M,
-    /// The model with nothing to train: the same operations as with autodiff, so the same numbers. (A
-    /// backend may compute some in another way without.)
+    /// The frozen model. It runs the same operations as the trained one, so the results are the
+    /// same; without autodiff, a backend may use other operations.
     pub(super) frozen: M,
     pub(super) options: &'a StepOptions,
     pub(super) inner_device: Device,
-    pub(super) shelf: Shelf,
+    pub(super) store: OutputStore,
     pub(super) gradients: GradientsAccumulator<M>,
 }
 
 impl<M: Module> Step<'_, M> {
-    /// Adds gradients of parameters.
+    /// Adds the gradients of a pack to those of the step.
     pub(super) fn add(&mut self, gradients: Gradients) {
         let gradients = GradientsParams::from_grads(gradients, self.model);
         self.gradients
             .accumulate(self.model, widen_gradients(gradients, self.model));
     }
 
-    /// Where inputs of blocks wait that are recomputed.
-    pub(super) fn waiting_place(&self) -> Place {
-        self.options.place()
+    /// Where the inputs of recomputed blocks are stored.
+    pub(super) fn storage(&self) -> Storage {
+        self.options.storage()
     }
 }
 
-/// Whether it is known how many trajectories pass through each row.
+/// Checks that every pack has one trajectory count per row.
 pub(super) fn check_counts(packs: &[Pack]) -> Result<(), StepError> {
     for (index, pack) in packs.iter().enumerate() {
         let (found, expected) = (pack.trajectory_counts.len(), pack.layout.len());
@@ -101,7 +101,7 @@ pub(super) fn check_counts(packs: &[Pack]) -> Result<(), StepError> {
     Ok(())
 }
 
-/// Floats of occurrences, in which the loss is computed: f32, or f64 if the model is.
+/// The dtype of the occurrences and of the loss: f32, or f64 if the model is f64.
 pub(super) fn occurrence_dtype<M: TreeModel>(model: &M) -> FloatDType {
     match model.head_weight().dtype() {
         DType::F64 => FloatDType::F64,

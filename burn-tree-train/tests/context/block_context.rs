@@ -1,4 +1,4 @@
-//! The recurrence of a batch, and those that a context takes in its place.
+//! The recurrence of a batch, and replacements for it.
 
 use burn_tree_ssm::{RecurrenceError, TreeRecurrence};
 use burn_tree_train::{BlockContext, RecurrenceMismatch};
@@ -78,7 +78,7 @@ fn recurrence_of_other_trees_is_refused() {
         "row 2 of batch row 1 has parent Some(1) in the recurrence, expected Some(0) as in the \
          layout (-1 at roots, None in padding)"
     );
-    // Batch rows the other way round, rows for padding, and padding for rows.
+    // Exchanged batch rows, rows in place of padding, and padding in place of rows.
     assert_eq!(
         refused(&[fork(), chain(4)], 4),
         parent(0, 2, Some(0), Some(1))
@@ -98,7 +98,7 @@ fn recurrence_of_other_trees_is_refused() {
         refused(&[chain(4), longer], 4),
         parent(1, 3, Some(-1), None)
     );
-    // Other sizes.
+    // Another number of rows.
     assert_eq!(
         refused(&[chain(4), fork()], 5),
         RecurrenceMismatch::Shape {

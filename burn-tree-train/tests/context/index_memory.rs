@@ -21,8 +21,7 @@ fn star(rows: u32) -> Vec<Pack> {
     pack_step(&trajectories, &forests, &options).unwrap().packs
 }
 
-/// What a tree needs besides its tokens grows with its rows, and is some tens of numbers a row: no
-/// square of anything.
+/// The index memory of a tree is linear in its rows: some tens of values per row.
 #[test]
 fn indices_are_linear_in_rows() {
     let bytes_of = |rows: u32| {
@@ -32,7 +31,7 @@ fn indices_are_linear_in_rows() {
         context.recurrence().convolution(4).unwrap();
         context.mask().visibility().plan(64, None);
         let after = context.index_memory();
-        // The recurrence and the plans count from when they are there.
+        // The recurrence and the plans count once they are built.
         assert!(after.host_bytes > before.host_bytes);
         let memory = after + batch.index_memory();
         (memory.host_bytes + memory.device_bytes) as f64
@@ -51,7 +50,7 @@ fn tensors_of_a_batch_are_counted() {
         .dtype()
         .size() as u64;
     let n = packs[0].occurrences.len() as u64;
-    // Position, parent and interval of a row; row, target, trajectory and index of a prediction, and
-    // its weight and multiplicity.
+    // Position, parent and interval of a row; row, target, trajectory, index, weight and
+    // multiplicity of a prediction.
     assert_eq!(memory.device_bytes, 4 * 64 * int + n * (4 * int + 2 * 4));
 }

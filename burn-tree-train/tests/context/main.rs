@@ -1,4 +1,4 @@
-//! What blocks share, on the device named by `BURN_DEVICE`.
+//! `BlockContext` on the device named by `BURN_DEVICE`.
 
 mod block_context;
 mod index_memory;

@@ -1,5 +1,5 @@
-//! What a program runs without `--data`: bundled recordings, a small model with random weights, and
-//! the comparison with separate trajectories.
+//! The run of a program without `--data`: bundled recordings and a small model with random weights,
+//! compared with separate trajectories.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -8,22 +8,22 @@ use anyhow::{Result, bail};
 
 use crate::options::RunArgs;
 
-/// A demonstration: tasks small enough for a minute or two on two cores.
+/// A demonstration: a few tasks, which take one or two minutes on two cores.
 pub struct Demonstration {
-    /// The program.
+    /// Name of the program.
     pub program: &'static str,
-    /// A bundled file.
+    /// Bundled file.
     pub file: &'static str,
-    /// Tasks of it.
+    /// Number of tasks.
     pub tasks: &'static [&'static str],
-    /// Passes over them.
+    /// Number of epochs.
     pub epochs: NonZeroUsize,
-    /// Tasks of an optimizer step.
+    /// Tasks per optimizer step.
     pub tasks_per_step: NonZeroUsize,
 }
 
 impl Demonstration {
-    /// Samples with rewards for the game of 24: sixteen of each task, some of which solve it.
+    /// Samples with rewards for the game of 24: sixteen per task, some of which solve it.
     pub const fn of_rewards(program: &'static str, epochs: NonZeroUsize) -> Self {
         Self {
             program,
@@ -41,8 +41,7 @@ impl Demonstration {
         }
     }
 
-    /// Fills in data, tasks, epochs and the comparison, if no data are given, and says what was
-    /// chosen.
+    /// Fills in data, tasks, epochs and the comparison if no data are given, and prints the choice.
     ///
     /// # Errors
     /// If the bundled file is not found.
@@ -62,7 +61,7 @@ impl Demonstration {
             && args.output.checkpoint_every == 0;
         args.model.compact_vocab |= !Path::new(&args.model.model).exists();
         println!(
-            "No --data given, so this is the demonstration. The same by hand:\n  {} --data {} \
+            "No --data given: running the demonstration. The equivalent command is\n  {} --data {} \
              --tasks {} --tasks-per-step {} --epochs {}{}{}\n",
             self.program,
             file.display(),
@@ -85,7 +84,7 @@ impl Demonstration {
     }
 }
 
-/// A bundled file, from the current folder upwards or in the folder this program was built in.
+/// Finds a bundled file in the current folder, its parents, or the source folder of this build.
 fn find(file: &str) -> Result<PathBuf> {
     let current = std::env::current_dir().unwrap_or_default();
     let built_in = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -101,8 +100,8 @@ fn find(file: &str) -> Result<PathBuf> {
         }
     }
     bail!(
-        "the bundled recordings ({file}) are neither in {} or a folder above it nor in {}; give \
-         your own with --data",
+        "the bundled recordings ({file}) were not found in {}, its parent folders or {}; give your \
+         own data with --data",
         current.display(),
         built_in.display()
     )

@@ -18,14 +18,14 @@ use tree_pack::{JsonLines, ReadError, Trajectory, read_trajectories};
 use crate::data::selection::{Selection, TooLong, select};
 use crate::data::vocabulary::CompactVocabulary;
 
-/// Where the data of a run comes from and what is taken of it.
+/// The data of a run and their selection.
 #[derive(Clone, Debug, Default)]
 pub struct DataOptions {
     /// Files of trajectories in token or message form, gzipped or not.
     pub files: Vec<PathBuf>,
-    /// How messages become tokens; needed for message files only.
+    /// Rendering and tokenisation of messages; needed for message files only.
     pub text: TextOptions,
-    /// Number of token ids of the model, if it limits them.
+    /// Number of token ids of the model, if it limits the data.
     pub vocab_size: Option<usize>,
     /// Tasks to use; all if empty.
     pub tasks: Vec<String>,
@@ -33,11 +33,11 @@ pub struct DataOptions {
     pub selection: Selection,
     /// Longest trajectory in tokens.
     pub max_length: Option<usize>,
-    /// What happens to longer ones.
+    /// Treatment of longer trajectories.
     pub too_long: TooLong,
     /// Share of the tasks held out for validation.
     pub validation_fraction: f64,
-    /// Seed of the choice of validation tasks.
+    /// Seed of the selection of validation tasks.
     pub seed: u64,
 }
 
@@ -48,27 +48,27 @@ pub struct TextOptions {
     pub template: Option<PathBuf>,
     /// A `tokenizer.json`, gzipped or not.
     pub tokenizer: Option<PathBuf>,
-    /// Tool schemas of conversations that carry none.
+    /// Tool schemas of conversations that contain none.
     pub tools: Option<PathBuf>,
 }
 
 /// The trajectories of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Data {
-    /// Those that are trained.
+    /// Training trajectories.
     pub training: Arc<Vec<Trajectory>>,
-    /// Those of the tasks held out.
+    /// Trajectories of the validation tasks.
     pub validation: Arc<Vec<Trajectory>>,
-    /// Trajectories cut at the length limit.
+    /// Number of trajectories truncated at the length limit.
     pub truncated: usize,
-    /// Trajectories left out because of their length.
+    /// Number of trajectories dropped because of their length.
     pub dropped: usize,
-    /// Tasks left out because none of their tokens is trained.
+    /// Number of tasks dropped because none of their tokens is trained.
     pub untrained_tasks: usize,
 }
 
 impl Data {
-    /// Renumbers the token ids to those that occur.
+    /// Renumbers the token ids to those that occur in the data.
     pub fn compact_vocabulary(&mut self) -> CompactVocabulary {
         let vocabulary = CompactVocabulary::of(self.training.iter().chain(self.validation.iter()));
         for trajectories in [&mut self.training, &mut self.validation] {
@@ -87,17 +87,18 @@ pub enum DataError {
     /// Messages cannot be rendered or tokenised.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// A message file, but nothing to render it with.
-    #[error("{}: holds messages, so a {missing} is needed (--{missing})", file.display())]
+    /// A message file without a template or tokenizer.
+    #[error("{}: the file contains messages, which need --{missing}", file.display())]
     NoText {
         /// The file.
         file: PathBuf,
-        /// The option that is missing.
+        /// The missing option.
         missing: &'static str,
     },
-    /// A message became a token that the model does not have.
+    /// The tokenizer produced a token id that is not in the vocabulary of the model.
     #[error(
-        "task {task_id:?}, rollout {rollout_id:?}: token id {token}, but the model has {vocab_size}"
+        "task {task_id:?}, rollout {rollout_id:?}: token id {token}, expected less than \
+         {vocab_size}, the vocabulary of the model"
     )]
     Vocabulary {
         /// The task.
@@ -106,22 +107,22 @@ pub enum DataError {
         rollout_id: String,
         /// The token id.
         token: u32,
-        /// Number of ids of the model.
+        /// Number of token ids of the model.
         vocab_size: usize,
     },
-    /// A task that is asked for is not in the files.
-    #[error("task {task_id:?} is not in the data; the first of its {count} tasks are {examples}")]
+    /// A selected task is not in the files.
+    #[error("task {task_id:?} is not in the data; its {count} tasks begin with {examples}")]
     NoSuchTask {
         /// The task.
         task_id: String,
-        /// Number of tasks there are.
+        /// Number of tasks in the data.
         count: usize,
-        /// Some of them.
+        /// Some task ids.
         examples: String,
     },
     /// A trajectory is longer than the limit.
     #[error(
-        "task {task_id:?}, rollout {rollout_id:?}: {length} tokens are more than --max-length \
+        "task {task_id:?}, rollout {rollout_id:?}: got {length} tokens, --max-length is \
          {max_length}; use --too-long truncate or drop, or a higher limit"
     )]
     TooLong {
@@ -129,19 +130,19 @@ pub enum DataError {
         task_id: String,
         /// The rollout.
         rollout_id: String,
-        /// Its tokens.
+        /// Its number of tokens.
         length: usize,
         /// The limit.
         max_length: usize,
     },
-    /// The share of validation tasks makes no sense.
+    /// The validation fraction leaves no training or no validation tasks.
     #[error("a validation fraction of {fraction} leaves {left} of {tasks} tasks for training")]
     Validation {
-        /// The share.
+        /// The fraction.
         fraction: f64,
         /// Tasks in the data.
         tasks: usize,
-        /// Tasks not held out.
+        /// Tasks left for training.
         left: usize,
     },
     /// Nothing is left to train.
@@ -152,7 +153,7 @@ pub enum DataError {
 /// Reads the files and applies the options.
 ///
 /// # Errors
-/// [`DataError`], with file and line where a file is at fault.
+/// [`DataError`], with file and line for errors in a file.
 pub fn load(options: &DataOptions) -> Result<Data, DataError> {
     let mut trajectories = Vec::new();
     for file in &options.files {
@@ -167,7 +168,7 @@ pub fn load(options: &DataOptions) -> Result<Data, DataError> {
 /// Whether the first line of a file has a field `messages`.
 fn holds_messages(file: &PathBuf) -> Result<bool, DataError> {
     let mut lines = JsonLines::open(file)?;
-    // What is wrong with the line, its reader will say.
+    // An invalid line is reported by its reader.
     let is_message = |line: &[u8]| {
         serde_json::from_slice::<serde_json::Value>(line)
             .is_ok_and(|value| value.get("messages").is_some())

@@ -1,4 +1,4 @@
-//! Pairs of trajectories of which one is preferred: from a file, or from rewards.
+//! Preference pairs from a file or from rewards.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -9,27 +9,34 @@ use tree_pack::{
     JsonLines, PairError, PairRule, PreferencePair, ReadError, Trajectory, preference_pairs,
 };
 
-/// Pairs that cannot be made.
+/// Errors of preference pairs.
 #[derive(Debug, Error)]
 pub enum PairsError {
     /// The file cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// Rewards make no pairs.
+    /// The rewards do not define pairs.
     #[error(transparent)]
     Rewards(#[from] PairError),
-    /// A line is not a pair.
-    #[error("{}:{line}: expected {{\"task_id\", \"chosen\", \"rejected\"}}: {source}", path.display())]
+    /// A line is not a valid pair.
+    #[error(
+        "{}:{line}: expected {{\"task_id\", \"chosen\", \"rejected\"}}: {source}",
+        path.display()
+    )]
     Line {
         /// The file.
         path: PathBuf,
         /// Line, counted from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The cause.
         source: serde_json::Error,
     },
-    /// A line names a rollout that is not in the data, or is not one trajectory.
-    #[error("{}:{line}: task {task_id:?} has {found} trajectories of the rollout {rollout_id:?}, expected one", path.display())]
+    /// A line names a rollout without exactly one trajectory in the data.
+    #[error(
+        "{}:{line}: task {task_id:?} has {found} trajectories of rollout {rollout_id:?}, expected \
+         one",
+        path.display()
+    )]
     Rollout {
         /// The file.
         path: PathBuf,
@@ -39,12 +46,12 @@ pub enum PairsError {
         task_id: String,
         /// The rollout.
         rollout_id: String,
-        /// Its trajectories.
+        /// Number of its trajectories.
         found: usize,
     },
 }
 
-/// A line of a file of pairs; other fields are ignored.
+/// A line of a file of pairs. Other fields are ignored.
 #[derive(Deserialize)]
 struct Line {
     task_id: String,
@@ -53,10 +60,10 @@ struct Line {
 }
 
 /// Reads JSON lines `{"task_id": .., "chosen": rollout id, "rejected": rollout id}`. Lines of tasks
-/// that are not in the data are left out: the data may have been selected.
+/// that are not in the data are ignored, since the data may be a selection.
 ///
 /// # Errors
-/// [`PairsError`], with the line at fault.
+/// [`PairsError`], with the line number.
 pub fn read(path: &Path, trajectories: &[Trajectory]) -> Result<Vec<PreferencePair>, PairsError> {
     let mut rollouts: HashMap<&str, HashMap<&str, Vec<usize>>> = HashMap::new();
     for (index, trajectory) in trajectories.iter().enumerate() {
@@ -99,10 +106,10 @@ pub fn read(path: &Path, trajectories: &[Trajectory]) -> Result<Vec<PreferencePa
     Ok(pairs)
 }
 
-/// Pairs from the rewards of each task's rollouts that differ by at least `margin`.
+/// Pairs of rollouts of a task whose rewards differ by at least `margin`.
 ///
 /// # Errors
-/// [`PairsError::Rewards`] if a trajectory has no reward or is not a whole rollout.
+/// [`PairsError::Rewards`] if a trajectory has no reward or is not a complete rollout.
 pub fn from_rewards(
     trajectories: &[Trajectory],
     rule: PairRule,
@@ -114,8 +121,8 @@ pub fn from_rewards(
     Ok(pairs)
 }
 
-/// Removes the trajectories that are in no pair, and renumbers the pairs. Returns how many were
-/// removed.
+/// Removes trajectories that are in no pair, and renumbers the pairs. Returns the number of removed
+/// trajectories.
 pub fn keep_paired(trajectories: &mut Vec<Trajectory>, pairs: &mut [PreferencePair]) -> usize {
     let paired: HashSet<usize> = pairs
         .iter()

@@ -1,4 +1,4 @@
-//! Rollouts with rewards, as policy updates take them.
+//! Advantages and other columns of rollouts for policy-gradient losses.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -6,16 +6,16 @@ use std::str::FromStr;
 use anyhow::{Result, bail};
 use tree_pack::{AdvantageError, AdvantageEstimator, RewardStats, Trajectory, assign_advantages};
 
-/// Where advantages come from.
+/// The source of the advantages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AdvantageSource {
-    /// The data.
+    /// Advantages given in the data.
     Data,
-    /// The rewards of the rollouts of each task.
+    /// Computed from the rewards of the rollouts of each task.
     Rewards(AdvantageEstimator),
 }
 
-/// `data`, or the name of an [`AdvantageEstimator`].
+/// Parses `data` or the name of an [`AdvantageEstimator`].
 impl FromStr for AdvantageSource {
     type Err = AdvantageError;
 
@@ -36,12 +36,12 @@ impl std::fmt::Display for AdvantageSource {
     }
 }
 
-/// What a run reads of the data besides tokens, masks and rewards.
+/// The columns that a run reads from the data besides tokens, masks and rewards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Columns {
     /// Advantages.
     pub advantages: bool,
-    /// Log-probabilities of the policy before the updates.
+    /// Log-probabilities under the old policy.
     pub old_log_probs: bool,
     /// Log-probabilities of the reference policy.
     pub ref_log_probs: bool,
@@ -50,8 +50,8 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Drops the others. A step takes a column from all of its trajectories or from none, and what
-    /// is not read need not be complete.
+    /// Drops all other columns. A step needs each column on all of its trajectories or on none, so
+    /// a column that is not read may be incomplete.
     pub fn keep(self, trajectories: &mut [Trajectory]) {
         for trajectory in trajectories {
             if !self.advantages {
@@ -70,7 +70,7 @@ impl Columns {
     }
 }
 
-/// Removes the tasks whose rollouts all have the same reward, and returns their number.
+/// Removes tasks whose rollouts all have the same reward, and returns their number.
 pub fn drop_uniform_tasks(trajectories: &mut Vec<Trajectory>) -> usize {
     let mut rewards = BTreeMap::<String, Vec<Option<u32>>>::new();
     for trajectory in trajectories.iter() {
@@ -83,10 +83,11 @@ pub fn drop_uniform_tasks(trajectories: &mut Vec<Trajectory>) -> usize {
     rewards.len()
 }
 
-/// Gives every trajectory its advantage; what the rewards are, if advantages are made from them.
+/// Sets the advantages of all trajectories. Returns statistics of the rewards if advantages are
+/// computed from them.
 ///
 /// # Errors
-/// The first trajectory without a reward, or without an advantage if the data have to have them.
+/// The first trajectory without a reward, or without an advantage if they are read from the data.
 pub fn set_advantages(
     trajectories: &mut [Trajectory],
     source: AdvantageSource,
@@ -98,7 +99,7 @@ pub fn set_advantages(
         AdvantageSource::Data => match trajectories.iter().find(|t| t.advantage.is_none()) {
             None => Ok(None),
             Some(trajectory) => bail!(
-                "task {:?}, rollout {:?} has no advantage, expected by --advantages data",
+                "task {:?}, rollout {:?} has no advantage, which --advantages data needs",
                 trajectory.task_id,
                 trajectory.rollout_id
             ),

@@ -1,4 +1,4 @@
-//! Which trajectories of the files a run trains and validates on.
+//! Selection of the trajectories for training and validation.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -14,30 +14,30 @@ use crate::data::{Data, DataError, DataOptions};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Selection {
-    /// All of them.
+    /// All trajectories.
     #[default]
     All,
-    /// The longest one; the first of several that are equally long.
+    /// The longest trajectory; the first one of equal length.
     Longest,
 }
 
-/// What happens to trajectories longer than the limit.
+/// Treatment of trajectories longer than the limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum TooLong {
-    /// The run is refused.
+    /// Report an error.
     #[default]
     Error,
-    /// They are cut at the limit, and left out if nothing trained is before it.
+    /// Truncate them at the limit, and drop them if no trained token is left.
     Truncate,
-    /// They are left out.
+    /// Drop them.
     Drop,
 }
 
 /// Applies the options to the trajectories of all files.
 ///
 /// # Errors
-/// [`DataError`] if the options do not fit the trajectories.
+/// [`DataError`] if the options and the trajectories are inconsistent.
 pub fn select(mut trajectories: Vec<Trajectory>, options: &DataOptions) -> Result<Data, DataError> {
     let mut data = Data::default();
     keep_tasks(&mut trajectories, &options.tasks)?;
@@ -53,11 +53,11 @@ pub fn select(mut trajectories: Vec<Trajectory>, options: &DataOptions) -> Resul
     (data.validation, data.training) = (validation.into(), training.into());
     if trained_tokens(&data.training) == 0 {
         return Err(DataError::Empty(
-            "every loss mask is 0 or every trajectory was left out",
+            "all loss masks are 0, or all trajectories were dropped",
         ));
     }
     if !held_out.is_empty() && trained_tokens(&data.validation) == 0 {
-        return Err(DataError::Empty("the validation tasks train nothing"));
+        return Err(DataError::Empty("the validation tasks have none"));
     }
     Ok(data)
 }
@@ -139,7 +139,8 @@ fn limit_length(
     }
 }
 
-/// A step of nothing but such tasks would train nothing; returns their number.
+/// Drops tasks without a trained token, because a step of such tasks would have no loss. Returns
+/// their number.
 fn leave_out_untrained_tasks(trajectories: &mut Vec<Trajectory>) -> usize {
     let before = task_ids(trajectories).len();
     let trained: HashSet<String> = trajectories
@@ -151,7 +152,7 @@ fn leave_out_untrained_tasks(trajectories: &mut Vec<Trajectory>) -> usize {
     before - trained.len()
 }
 
-/// Cuts a trajectory and all its columns to `length` tokens.
+/// Truncates a trajectory and all its columns to `length` tokens.
 fn truncate(trajectory: &mut Trajectory, length: usize) {
     trajectory.tokens.truncate(length);
     trajectory.loss_mask.truncate(length);
@@ -169,7 +170,7 @@ fn truncate(trajectory: &mut Trajectory, length: usize) {
     }
 }
 
-/// The tasks held out, chosen by the seed.
+/// Selects the validation tasks by the seed.
 fn validation_tasks(
     trajectories: &[Trajectory],
     options: &DataOptions,
@@ -179,7 +180,7 @@ fn validation_tasks(
     if fraction == 0.0 {
         return Ok(Vec::new());
     }
-    // At least one task, where validation is asked for at all.
+    // At least one task, if validation is requested.
     let held_out = ((fraction * tasks.len() as f64).round() as usize).max(1);
     if !(0.0..1.0).contains(&fraction) || held_out >= tasks.len() {
         return Err(DataError::Validation {
@@ -193,7 +194,7 @@ fn validation_tasks(
     Ok(tasks)
 }
 
-/// The tasks in order of first appearance.
+/// The task ids in order of first appearance.
 fn task_ids(trajectories: &[Trajectory]) -> Vec<String> {
     let mut seen = HashSet::new();
     let ids = trajectories.iter().map(|trajectory| &trajectory.task_id);
@@ -212,7 +213,7 @@ mod tests {
         DataOptions::default()
     }
 
-    /// A trajectory of `length` tokens whose last one is trained.
+    /// A trajectory of `length` tokens whose last token is trained.
     fn trajectory(task: &str, rollout: &str, length: usize) -> Trajectory {
         let mut mask = vec![false; length];
         mask[length - 1] = true;

@@ -1,19 +1,19 @@
-//! Token ids renumbered to those that occur, so that the language-model head of a small model with
-//! random weights does not dominate the step.
+//! Token ids renumbered to those that occur in the data, so that the language-model head of a small
+//! random model does not dominate the step.
 
 use std::collections::BTreeSet;
 
 use tree_pack::Trajectory;
 
-/// A numbering of the token ids that occur in some data: id `k` stands for the `k`-th smallest.
+/// A compact numbering of the token ids that occur in some data: id `k` is the `k`-th smallest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompactVocabulary {
-    /// The original id of each new one, ascending.
+    /// The original id of each compact id, ascending.
     pub original_ids: Vec<u32>,
 }
 
 impl CompactVocabulary {
-    /// The ids that occur in the trajectories.
+    /// The numbering of the ids that occur in the trajectories.
     pub fn of<'a>(trajectories: impl IntoIterator<Item = &'a Trajectory>) -> Self {
         let tokens = trajectories
             .into_iter()
@@ -34,7 +34,7 @@ impl CompactVocabulary {
         self.original_ids.is_empty()
     }
 
-    /// Renumbers the tokens of trajectories that the numbering was made from.
+    /// Renumbers the tokens of trajectories that the numbering was built from.
     ///
     /// # Panics
     /// If a token is not in the numbering.

@@ -7,8 +7,7 @@ use burn_tree_train::BlockContext;
 use tree_pack::{IndexMemory, Pack, TreeBatch};
 
 /// Bytes of the mask, the positions, the predictions and, for recurrent layers, the recurrence of
-/// the largest pack that does not continue another. Kernels add plans of their own when they first
-/// run.
+/// the largest pack that does not continue another. Kernels build further plans on first use.
 pub fn index_memory(packs: &[Pack], recurrent: bool, device: &Device) -> Option<IndexMemory> {
     let whole = packs.iter().filter(|pack| pack.gateway.is_none());
     let largest = whole.max_by_key(|pack| pack.layout.len())?;

@@ -1,8 +1,8 @@
-//! How much memory a run will need, before it takes any.
+//! Estimates of the memory of a run.
 
 mod indices;
 mod sampled;
-mod step_size;
+mod step_rows;
 mod system;
 
 use burn_tree_models::size::BlockWidths;
@@ -10,46 +10,46 @@ use burn_tree_models::{ModelConfig, ModelSize};
 
 pub use indices::index_memory;
 pub use sampled::{BytesInUse, bytes_in_use};
-pub use step_size::{PackSize, StepSize};
+pub use step_rows::{PackRows, StepRows};
 pub use system::{available_memory, format_bytes, peak_memory};
 
-/// Bytes of a run on the device at its peak, by what they hold.
+/// Peak bytes of a run on the device, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryEstimate {
-    /// Master parameters in f32, and their copies in the dtype of the computation if another.
+    /// Master parameters in f32, and their copy in the compute dtype if it differs.
     pub parameters: u64,
-    /// Gradients: those of a pack, and the sum over packs where a step has several.
+    /// Gradients of a pack, and their sum over packs if a step has several.
     pub gradients: u64,
     /// AdamW's two moments.
     pub optimizer: u64,
-    /// What the forward passes of the packs that are there at the same time keep for their backward
-    /// passes, and the largest intermediate results of either.
+    /// Activations that the packs in memory keep for their backward passes, and the largest
+    /// intermediate results of a forward or backward pass.
     pub activations: u64,
-    /// Of parts of trees, what they leave for each other and take from each other: keys, values and
-    /// states, and sums of their gradients.
+    /// Keys, values and states that parts of trees provide to each other, with the sums of their
+    /// gradients.
     pub gateways: u64,
-    /// The parameters and moments that a step replaces: it can be taken back until it is known to
-    /// be finite. By then the activations are gone.
+    /// The old parameters and moments, kept until the loss of the step is known to be finite. The
+    /// activations are freed before.
     pub replaced: u64,
 }
 
-/// What an estimate depends on besides the model and the step.
+/// The inputs of an estimate besides the model and the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RunSize {
-    /// Rows projected on the vocabulary at a time, if given.
+pub struct MemoryOptions {
+    /// Rows projected on the vocabulary at a time, if set.
     pub head_chunk_rows: Option<u64>,
     /// Bytes of one value in the forward and backward pass.
     pub compute_bytes: u64,
-    /// Models trained side by side.
+    /// Number of models trained side by side.
     pub models: u64,
     /// Whether blocks are recomputed in the backward pass (activation checkpointing).
     pub recompute: bool,
-    /// Whether what waits is in host memory.
+    /// Whether tensors that are not in use are in host memory (host offload).
     pub offload: bool,
 }
 
-impl RunSize {
-    /// One model in f32 that keeps everything on its device.
+impl MemoryOptions {
+    /// One model in f32 without activation checkpointing or offload.
     pub const F32: Self = Self {
         head_chunk_rows: None,
         compute_bytes: 4,
@@ -59,28 +59,33 @@ impl RunSize {
     };
 }
 
-/// Logits that the head has at once, if not told how many rows to project.
+/// Logits in memory at a time, if the number of rows is not set.
 const HEAD_LOGITS: u64 = 3 << 24;
-/// Past keys (and values), gathered from the packs that own them.
+/// Copies of past keys (and values), gathered from the packs that own them.
 const PAST_COPIES: u64 = 1;
-/// Gradients of one block that are there at once: of its input and output, and of the two
-/// projections that a feed-forward network multiplies.
+/// Gradients of one block in memory at a time: of its input and output, and of the two projections
+/// that a feed-forward network multiplies.
 const GRADIENTS_HIDDEN: u64 = 2;
 const GRADIENTS_INNER: u64 = 2;
 
-/// Bytes of sums of gradients, and of states, which are in f32.
+/// Bytes of an f32: sums of gradients, and states.
 const F32: u64 = 4;
 
 impl MemoryEstimate {
     /// Estimates a run whose largest step is `step`.
-    pub fn new(config: &ModelConfig, size: &ModelSize, run: &RunSize, step: &StepSize) -> Self {
+    pub fn new(
+        config: &ModelConfig,
+        size: &ModelSize,
+        run: &MemoryOptions,
+        step: &StepRows,
+    ) -> Self {
         let copies = if run.compute_bytes == 4 {
             0
         } else {
             run.compute_bytes
         };
         let gradients = if run.recompute {
-            // Those of one block, or of the head, are added to the sum when they are there.
+            // The gradients of one block or of the head are added to the sum immediately.
             let largest = size.parameters - size.cost.head_parameters;
             let block = largest / config.num_hidden_layers.max(1) as u64;
             let head = match size.cost.head_trained {
@@ -110,42 +115,42 @@ impl MemoryEstimate {
     pub fn of_steps(
         config: &ModelConfig,
         size: &ModelSize,
-        run: &RunSize,
-        steps: impl IntoIterator<Item = StepSize>,
+        run: &MemoryOptions,
+        steps: impl IntoIterator<Item = StepRows>,
     ) -> Self {
         let estimates = steps
             .into_iter()
             .map(|step| Self::new(config, size, run, &step));
         estimates
             .max_by_key(Self::total)
-            .unwrap_or_else(|| Self::new(config, size, run, &StepSize::default()))
+            .unwrap_or_else(|| Self::new(config, size, run, &StepRows::default()))
     }
 
-    /// All that is there at once.
+    /// Peak bytes in total.
     pub fn total(&self) -> u64 {
         let passes = self.activations + self.gateways;
         self.parameters + self.gradients + self.optimizer + passes.max(self.replaced)
     }
 }
 
-/// The most rows of a pack for which a run fits in `memory` bytes, if `parts` of them are there at
-/// once: 1, or as many as follow each other on a path of a partitioned tree. All rows are taken to
-/// predict something. `None` if no row fits.
+/// The largest number of rows of a pack for which a run fits in `memory` bytes, if `parts` packs
+/// are in memory at the same time: 1, or the number of parts on a path of a partitioned tree. All
+/// rows are assumed to predict a token. `None` if no row fits.
 pub fn largest_budget(
     config: &ModelConfig,
     size: &ModelSize,
-    run: &RunSize,
+    run: &MemoryOptions,
     parts: u64,
     memory: u64,
 ) -> Option<u64> {
     let fits = |rows: u64| {
-        let step = StepSize::chain(parts, rows);
+        let step = StepRows::chain(parts, rows);
         MemoryEstimate::new(config, size, run, &step).total() <= memory
     };
     if !fits(1) {
         return None;
     }
-    // The estimate grows with the rows.
+    // The estimate is monotonic in the rows.
     let (mut fitting, mut too_many) = (1, tree_pack::MAX_ROWS as u64);
     while fitting + 1 < too_many {
         let middle = fitting + (too_many - fitting) / 2;
@@ -157,15 +162,15 @@ pub fn largest_budget(
     Some(fitting)
 }
 
-/// Bytes of the packs of a step.
+/// The bytes of the packs of a step.
 struct Packs<'a> {
     config: &'a ModelConfig,
-    run: &'a RunSize,
+    run: &'a MemoryOptions,
 }
 
 impl Packs<'_> {
-    /// Activations and gateways while pack `index` is computed.
-    fn at_once(&self, step: &StepSize, index: usize) -> (u64, u64) {
+    /// Activations and gateways during the computation of pack `index`.
+    fn at_once(&self, step: &StepRows, index: usize) -> (u64, u64) {
         let pack = &step.packs[index];
         let mut activations = self.working(pack);
         let mut gateways = 0;
@@ -176,12 +181,12 @@ impl Packs<'_> {
         (activations, gateways)
     }
 
-    /// What waits of a pack from its forward to its backward pass.
-    fn waiting(&self, pack: &PackSize) -> u64 {
+    /// Bytes that a pack keeps from its forward to its backward pass.
+    fn waiting(&self, pack: &PackRows) -> u64 {
         let bytes = self.run.compute_bytes;
         match (self.run.recompute, self.run.offload) {
             (true, true) => 0,
-            // The input of every block, and the gradient of what the last one returns.
+            // The input of every block, and the gradient of the output of the last one.
             (true, false) => {
                 let tensors = self.config.num_hidden_layers as u64 + 1;
                 bytes * pack.rows * tensors * self.config.hidden_size as u64
@@ -190,8 +195,8 @@ impl Packs<'_> {
         }
     }
 
-    /// The most that the passes over a pack need besides what waits.
-    fn working(&self, pack: &PackSize) -> u64 {
+    /// Largest temporary bytes of the passes over a pack.
+    fn working(&self, pack: &PackRows) -> u64 {
         let gradients = self
             .layers()
             .map(|layer| {
@@ -211,8 +216,8 @@ impl Packs<'_> {
         block.max(self.head(pack))
     }
 
-    /// Logits and what is made of them.
-    fn head(&self, pack: &PackSize) -> u64 {
+    /// Logits and tensors derived from them.
+    fn head(&self, pack: &PackRows) -> u64 {
         let logits = |rows| 3 * rows * self.config.vocab_size as u64;
         let logits = match self.run.head_chunk_rows {
             Some(rows) => logits(rows.min(pack.projected_rows)),
@@ -221,22 +226,21 @@ impl Packs<'_> {
         F32 * logits
     }
 
-    /// What one block keeps of a pack for its backward pass.
-    fn block(&self, pack: &PackSize, layer: usize) -> u64 {
+    /// Activations of one block of a pack.
+    fn block(&self, pack: &PackRows, layer: usize) -> u64 {
         let widths = self.widths(layer);
         let states = pack.kept_states * widths.state;
         self.run.compute_bytes * pack.rows * widths.kept + F32 * states
     }
 
     /// Copies of rows of earlier packs in one block.
-    fn past_of_block(&self, pack: &PackSize, layer: usize) -> u64 {
+    fn past_of_block(&self, pack: &PackRows, layer: usize) -> u64 {
         let numbers = PAST_COPIES * pack.past_rows * self.widths(layer).key_value;
         self.run.compute_bytes * numbers
     }
 
-    /// Keys and values of earlier packs and the pack's own in one tensor, while attention reads
-    /// them.
-    fn joined_in_block(&self, pack: &PackSize, layer: usize) -> u64 {
+    /// Past and own keys and values, concatenated for attention.
+    fn joined_in_block(&self, pack: &PackRows, layer: usize) -> u64 {
         let rows = match pack.past_rows {
             0 => 0,
             past_rows => past_rows + pack.rows,
@@ -244,8 +248,8 @@ impl Packs<'_> {
         self.run.compute_bytes * rows * self.widths(layer).key_value
     }
 
-    /// What a pack has left for others, and, where graphs are kept, what it took from others.
-    fn gateway(&self, pack: &PackSize) -> u64 {
+    /// Rows that a pack provides to others, and, if graphs are kept, its past context.
+    fn gateway(&self, pack: &PackRows) -> u64 {
         let (recompute, offload) = (self.run.recompute, self.run.offload);
         let of_layer = |layer| {
             let widths = self.widths(layer);
@@ -281,7 +285,7 @@ impl Packs<'_> {
 mod tests {
     use super::*;
 
-    fn estimate(name: &str, run: RunSize, step: &StepSize) -> MemoryEstimate {
+    fn estimate(name: &str, run: MemoryOptions, step: &StepRows) -> MemoryEstimate {
         let config = ModelConfig::named(name, 100).unwrap();
         let size = ModelSize::new(&config, None);
         MemoryEstimate::new(&config, &size, &run, step)
@@ -291,15 +295,15 @@ mod tests {
     fn what_is_kept_for_the_whole_run_is_exact() {
         let config = ModelConfig::named("tiny", 100).unwrap();
         let size = ModelSize::new(&config, None);
-        let one = estimate("tiny", RunSize::F32, &StepSize::one_pack(1000));
+        let one = estimate("tiny", MemoryOptions::F32, &StepRows::one_pack(1000));
         assert_eq!(one.parameters, 4 * size.parameters);
         assert_eq!(one.gradients, 4 * size.parameters);
         assert_eq!(one.optimizer, 8 * size.parameters);
-        let two_models = RunSize {
+        let two_models = MemoryOptions {
             models: 2,
-            ..RunSize::F32
+            ..MemoryOptions::F32
         };
-        let mut three_packs = StepSize::one_pack(1000);
+        let mut three_packs = StepRows::one_pack(1000);
         three_packs.packs = vec![three_packs.packs[0]; 3];
         let two = estimate("tiny", two_models, &three_packs);
         assert_eq!(two.parameters, 2 * one.parameters);
@@ -313,11 +317,11 @@ mod tests {
     fn adapters_need_few_gradients_and_bfloat16_a_second_copy() {
         let config = ModelConfig::named("tiny", 100).unwrap();
         let size = ModelSize::new(&config, Some(4));
-        let run = RunSize {
+        let run = MemoryOptions {
             compute_bytes: 2,
-            ..RunSize::F32
+            ..MemoryOptions::F32
         };
-        let estimate = MemoryEstimate::new(&config, &size, &run, &StepSize::one_pack(10));
+        let estimate = MemoryEstimate::new(&config, &size, &run, &StepRows::one_pack(10));
         assert_eq!(estimate.parameters, 6 * size.parameters);
         assert_eq!(estimate.gradients, 4 * size.trained_parameters);
         assert_eq!(estimate.optimizer, 8 * size.trained_parameters);
@@ -325,11 +329,11 @@ mod tests {
 
     #[test]
     fn recurrent_layers_keep_states() {
-        let mut step = StepSize::one_pack(1000);
-        let none = estimate("tiny-hybrid", RunSize::F32, &step);
+        let mut step = StepRows::one_pack(1000);
+        let none = estimate("tiny-hybrid", MemoryOptions::F32, &step);
         step.packs[0].kept_states = 7;
-        let seven = estimate("tiny-hybrid", RunSize::F32, &step);
-        // Three layers of four heads with 64 x 64 numbers in f32.
+        let seven = estimate("tiny-hybrid", MemoryOptions::F32, &step);
+        // Three layers of four heads with 64 x 64 values in f32.
         assert_eq!(
             seven.activations - none.activations,
             7 * 3 * 4 * 64 * 64 * 4
@@ -338,27 +342,27 @@ mod tests {
 
     #[test]
     fn parts_of_a_path_are_there_together_and_branches_are_not() {
-        let one = estimate("tiny", RunSize::F32, &StepSize::one_pack(1000));
-        let chain = estimate("tiny", RunSize::F32, &StepSize::chain(4, 1000));
-        // Four times what waits; the rest is needed by one part at a time.
+        let one = estimate("tiny", MemoryOptions::F32, &StepRows::one_pack(1000));
+        let chain = estimate("tiny", MemoryOptions::F32, &StepRows::chain(4, 1000));
+        // Four times the kept activations; temporaries exist for one part at a time.
         assert!(chain.activations > 3 * one.activations);
         assert!(chain.activations < 4 * one.activations);
         assert!(chain.gateways > 0);
-        let mut star = StepSize::chain(2, 1000);
+        let mut star = StepRows::chain(2, 1000);
         let branch = star.packs[1];
         star.packs.extend([branch; 6]);
-        let two = estimate("tiny", RunSize::F32, &StepSize::chain(2, 1000));
-        let star = estimate("tiny", RunSize::F32, &star);
+        let two = estimate("tiny", MemoryOptions::F32, &StepRows::chain(2, 1000));
+        let star = estimate("tiny", MemoryOptions::F32, &star);
         assert_eq!(star.activations, two.activations);
         assert_eq!(star.gateways, two.gateways);
     }
 
     #[test]
     fn attention_joins_keys_of_one_block_at_a_time() {
-        let mut step = StepSize::one_pack(1000);
-        let none = estimate("tiny", RunSize::F32, &step);
+        let mut step = StepRows::one_pack(1000);
+        let none = estimate("tiny", MemoryOptions::F32, &step);
         step.packs[0].past_rows = 5000;
-        let past = estimate("tiny", RunSize::F32, &step);
+        let past = estimate("tiny", MemoryOptions::F32, &step);
         let config = ModelConfig::named("tiny", 100).unwrap();
         let width = BlockWidths::new(&config, 0).key_value;
         assert_eq!(past.activations - none.activations, 6000 * width * 4);
@@ -368,23 +372,23 @@ mod tests {
 
     #[test]
     fn recomputation_keeps_inputs_of_blocks_only_and_offload_none() {
-        let step = StepSize::chain(3, 4096);
-        let keep = estimate("0.6b", RunSize::F32, &step);
-        let recompute = RunSize {
+        let step = StepRows::chain(3, 4096);
+        let keep = estimate("0.6b", MemoryOptions::F32, &step);
+        let recompute = MemoryOptions {
             recompute: true,
-            ..RunSize::F32
+            ..MemoryOptions::F32
         };
         let again = estimate("0.6b", recompute, &step);
         assert!(
             again.activations < keep.activations / 8,
             "{again:?} {keep:?}"
         );
-        let offload = RunSize {
+        let offload = MemoryOptions {
             offload: true,
             ..recompute
         };
         let away = estimate("0.6b", offload, &step);
-        // 29 tensors of each of three parts.
+        // 29 tensors for each of three parts.
         assert_eq!(
             again.activations - away.activations,
             3 * 4096 * 29 * 1024 * 4
@@ -397,21 +401,21 @@ mod tests {
         let config = ModelConfig::named("0.6b", 151_936).unwrap();
         let size = ModelSize::new(&config, None);
         for (parts, recompute) in [(1, false), (1, true), (5, false)] {
-            let run = RunSize {
+            let run = MemoryOptions {
                 recompute,
-                ..RunSize::F32
+                ..MemoryOptions::F32
             };
             let memory = 24_000_000_000;
             let rows = largest_budget(&config, &size, &run, parts, memory).unwrap();
             let total = |rows| {
-                let step = StepSize::chain(parts, rows);
+                let step = StepRows::chain(parts, rows);
                 MemoryEstimate::new(&config, &size, &run, &step).total()
             };
             assert!(total(rows) <= memory && total(rows + 1) > memory, "{rows}");
         }
-        // Parameters, gradients and moments alone are 9.5 GB.
+        // Parameters, gradients and moments alone take 9.5 GB.
         assert_eq!(
-            largest_budget(&config, &size, &RunSize::F32, 1, 9_000_000_000),
+            largest_budget(&config, &size, &MemoryOptions::F32, 1, 9_000_000_000),
             None
         );
     }

@@ -1,4 +1,4 @@
-//! The most memory that tensors take at the same time.
+//! Sampled peak memory of tensors.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -6,25 +6,25 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 
-/// Between two samples, besides the time a sample takes.
+/// Pause between two samples.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// Bytes of the tensors on a device before some work, and the most of them during it.
+/// Bytes of tensors on a device before some work, and their sampled peak during it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BytesInUse {
     /// Before the work.
     pub before: u64,
-    /// The most that was seen.
+    /// The largest sample.
     pub peak: u64,
 }
 
-/// Does `work` while another thread asks the device again and again what is in use; `None` on
-/// devices that do not tell. What an allocator reserves is more: it keeps what was freed, and pages
-/// that are used in part. Device and work slow each other down a little.
+/// Runs `work` while another thread samples the bytes in use on the device. `None` on devices that
+/// do not report them. The memory reserved by the allocator is larger: it includes freed and partly
+/// used pages. Sampling slows the work down slightly.
 pub fn bytes_in_use<T>(device: &Device, work: impl FnOnce() -> T) -> (T, Option<BytesInUse>) {
     let device = device.clone().inner();
     let now = || device.memory_pool_usage().map(|usage| usage.bytes_in_use);
-    // A failure of the device is reported by the work.
+    // The work itself reports failures of the device.
     let (Ok(()), Some(before)) = (device.sync(), now()) else {
         return (work(), None);
     };
@@ -39,7 +39,7 @@ pub fn bytes_in_use<T>(device: &Device, work: impl FnOnce() -> T) -> (T, Option<
     };
     thread::scope(|scope| {
         let sampling = scope.spawn(sample);
-        /// Ends the sampling also when the work panics.
+        /// Stops the sampling even if the work panics.
         struct Done<'a>(&'a AtomicBool);
         impl Drop for Done<'_> {
             fn drop(&mut self) {

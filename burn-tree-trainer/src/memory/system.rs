@@ -1,6 +1,6 @@
-//! Memory of this machine and process.
+//! Memory of the system and of this process.
 
-/// Memory in GiB with as many digits as are of use.
+/// Formats bytes with a binary unit and a suitable number of digits.
 pub fn format_bytes(bytes: u64) -> String {
     let gib = bytes as f64 / (1u64 << 30) as f64;
     if gib >= 1.0 {
@@ -12,12 +12,12 @@ pub fn format_bytes(bytes: u64) -> String {
     }
 }
 
-/// Memory that the system can give to this process, where it says so (Linux).
+/// Available system memory (Linux only).
 pub fn available_memory() -> Option<u64> {
     kibibytes("/proc/meminfo", "MemAvailable:")
 }
 
-/// Most memory this process has held, where the system says so (Linux).
+/// Peak memory of this process (Linux only).
 pub fn peak_memory() -> Option<u64> {
     kibibytes("/proc/self/status", "VmHWM:")
 }

@@ -1,4 +1,4 @@
-//! Burn's AdamW as the training programs use it.
+//! Burn's AdamW as configured for the training programs.
 
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::optim::{
@@ -8,21 +8,21 @@ use burn::tensor::kind::BridgeTensor;
 use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
-/// AdamW's settings.
+/// The options of AdamW.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamWOptions {
-    /// Decay of the first moment.
+    /// Decay rate of the first moment.
     pub beta1: f64,
-    /// Decay of the second moment.
+    /// Decay rate of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Term added to the square root of the second moment.
     pub epsilon: f64,
-    /// Decoupled weight decay of matrices. Norm weights are not decayed.
+    /// Decoupled weight decay of matrices. Other parameters, such as norm weights, are not decayed.
     pub weight_decay: f64,
 }
 
-/// Burn's AdamW for the parameters of `model`, as they are identified now. A state that is loaded
-/// into it is put on `device`.
+/// Burn's AdamW for the parameters of `model`, matched by their current ids. Loaded states are
+/// moved to `device`.
 pub fn adamw<M: Module>(model: &M, options: &AdamWOptions, device: &Device) -> ModuleOptimizer {
     let config = AdamWConfig::new()
         .with_beta_1(options.beta1 as f32)
@@ -46,7 +46,7 @@ pub fn adamw<M: Module>(model: &M, options: &AdamWOptions, device: &Device) -> M
         )
 }
 
-/// Collects the parameters that are not matrices.
+/// Collects the ids of parameters that are not matrices.
 struct Vectors(Vec<burn::module::ParamId>);
 
 impl ModuleVisitor for Vectors {
@@ -57,8 +57,8 @@ impl ModuleVisitor for Vectors {
     }
 }
 
-/// An optimizer whose loaded states are put on a device of its own. (Burn puts them on the default
-/// device and moves them with the first step; that device may not be there.)
+/// An optimizer that loads states onto a given device. (Burn loads them onto the default device,
+/// which may not exist, and moves them in the first step.)
 struct OnDevice<O> {
     optimizer: O,
     device: Device,

@@ -1,27 +1,28 @@
-//! Clipping by the norm of all gradients together. (Burn's own clipping works on each parameter
-//! by itself, which changes the direction of the step.)
+//! Clipping by the global norm of all gradients. (Burn clips each parameter on its own, which
+//! changes the direction of the step.)
 
 use burn::backend::ExecutionError;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
-/// L2 norm of all gradients as one vector, on the device, so that nothing waits for it.
+/// The L2 norm of all gradients as one vector, on the device, without waiting for it.
 #[derive(Clone, Debug)]
 pub struct GlobalNorm {
     /// `[1]`, in f32.
     pub norm: Tensor<1>,
-    /// `[1]` each: sum of the squares of each gradient.
+    /// `[1]` each: the sum of squares of each gradient.
     squares: Vec<Tensor<1>>,
 }
 
 impl GlobalNorm {
-    /// Waits for the norm.
+    /// Reads the norm. Waits for the device.
     ///
     /// # Errors
-    /// If the device could not compute it, or what it is made of.
+    /// If the device could not compute the norm or one of its terms.
     pub fn read(self) -> Result<f64, ExecutionError> {
-        // The norm is one buffer with a part of each: see `burn_tree_train::check_device`.
+        // A kernel that writes part of a buffer clears failure marks: see
+        // `burn_tree_train::check_device`.
         for square in self.squares {
             square.try_into_data()?;
         }
@@ -30,7 +31,7 @@ impl GlobalNorm {
     }
 }
 
-/// L2 norm of the gradients of `module`; `None` if there are none. Squares are summed in f32.
+/// The L2 norm of all gradients of `module`; `None` without gradients. Squares are summed in f32.
 pub fn global_norm<M: Module>(module: &M, gradients: &GradientsParams) -> Option<GlobalNorm> {
     let mut visitor = SquareSums {
         gradients,
@@ -95,7 +96,7 @@ mod tests {
     use burn::nn::{Linear, LinearConfig};
     use burn::tensor::Device;
 
-    /// A layer with gradients 3 in one weight and 4 in one bias: norm 5, which no tensor has alone.
+    /// A layer with gradient 3 in one weight and 4 in one bias: the global norm is 5.
     fn layer_with_gradients() -> (Linear, GradientsParams) {
         let device = Device::flex();
         let layer = LinearConfig::new(2, 2).init(&device);

@@ -1,4 +1,4 @@
-//! One optimizer step: gradients of all packs, clipping, and the update.
+//! The optimizer step: gradients of all packs, clipping and the update.
 
 pub mod adamw;
 pub mod clip;

@@ -1,4 +1,4 @@
-//! One optimizer step: gradients of all its packs, clipped together, and AdamW's update.
+//! One optimizer step: the gradients of all packs, clipped by their global norm, and the update.
 
 use std::time::Instant;
 
@@ -15,16 +15,16 @@ use burn_tree_train::{
 use thiserror::Error;
 use tree_pack::PackedStep;
 
-use crate::objective::{Metrics, Objective, StepLoss};
+use crate::loss::{Metrics, StepLoss, TrainingLoss};
 use crate::optim::clip::{GlobalNorm, clip_global_norm, global_norm};
 use burn_tree_models::Precision;
 
-/// What an optimizer step reports.
+/// The result of an optimizer step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepOutcome {
     /// Loss of the step before the update.
     pub loss: f64,
-    /// What the objective measured.
+    /// Metrics of the loss.
     pub metrics: Metrics,
     /// Global norm of the gradients before clipping.
     pub gradient_norm: f64,
@@ -34,14 +34,16 @@ pub struct StepOutcome {
     pub without_gradient: Vec<String>,
 }
 
-/// A step that was not made; the model is unchanged.
+/// A failed optimizer step. Model and optimizer are unchanged.
 #[derive(Debug, Error)]
-pub enum StepError {
-    /// The forward and backward passes are not possible.
+pub enum OptimizerStepError {
+    /// The forward or backward pass failed.
     #[error(transparent)]
     Passes(#[from] burn_tree_train::StepError),
-    /// The loss or the gradients overflowed or are undefined.
-    #[error("the loss is {loss} and the gradients' norm {gradient_norm}: no step was made")]
+    /// The loss or the gradient norm is infinite or NaN.
+    #[error(
+        "the loss is {loss} and the gradient norm {gradient_norm}: the parameters were not updated"
+    )]
     NotFinite {
         /// Loss of the step.
         loss: f64,
@@ -49,19 +51,19 @@ pub enum StepError {
         gradient_norm: f64,
     },
     /// The device failed while it updated the parameters.
-    #[error("the device failed: {reason}; no step was made")]
+    #[error("the device failed: {reason}; the parameters were not updated")]
     Device {
-        /// What it reports.
+        /// The error of the device.
         reason: String,
     },
 }
 
-/// A model in training with its optimizer.
+/// A model and its optimizer.
 #[derive(Clone)]
 pub struct Trainer<M> {
     /// The model, on an autodiff device.
     pub model: M,
-    /// Its optimizer.
+    /// The optimizer.
     pub optimizer: ModuleOptimizer,
     /// Largest global norm of the gradients; not clipped if `None`.
     pub max_gradient_norm: Option<f64>,
@@ -74,23 +76,23 @@ pub struct Trainer<M> {
 }
 
 impl<M: Module + TreeModel> Trainer<M> {
-    /// Makes one optimizer step on the packs that [`tree_pack`] planned for it. Their weights
-    /// contain the denominator of the whole step, so losses and gradients of the packs are added.
+    /// Computes one optimizer step. The weights of the packs contain the denominator of the whole
+    /// step, so the losses and gradients of the packs are summed.
     ///
     /// # Errors
-    /// [`StepError`] if the packs contradict each other, the loss or the gradients are not finite, or
-    /// the device fails.
+    /// [`OptimizerStepError`] if the packs are inconsistent, the loss or the gradients are not
+    /// finite, or the device fails.
     pub fn step(
         &mut self,
         step: &PackedStep,
-        objective: &impl Objective,
+        loss: &impl TrainingLoss,
         learning_rate: ModuleLearningRate,
-    ) -> Result<StepOutcome, StepError> {
+    ) -> Result<StepOutcome, OptimizerStepError> {
         let start = Instant::now();
         let worker = self.precision.shadow(&self.model);
         let options = &self.options;
-        let mut loss_of_step = objective.loss(step);
-        collect_first(&mut loss_of_step, &worker, step, options, &self.device)?;
+        let mut step_loss = loss.step_loss(step);
+        collect_first(&mut step_loss, &worker, step, options, &self.device)?;
         let StepGradients {
             losses,
             gradients,
@@ -100,11 +102,11 @@ impl<M: Module + TreeModel> Trainer<M> {
             step,
             options,
             &self.device,
-            |_, log_probs, occurrences| loss_of_step.of_pack(log_probs, occurrences),
+            |_, log_probs, occurrences| step_loss.of_pack(log_probs, occurrences),
         )?;
         drop(worker);
-        // Everything is submitted before anything is waited for: the device computes without a
-        // break. If the numbers turn out not to be finite, the step is taken back.
+        // All work is submitted before the first wait, so that the device is never idle. If the
+        // loss or the norm is not finite, the old parameters are restored.
         let before = (self.model.clone(), self.optimizer.clone());
         let norm = self.update(gradients, learning_rate);
         let read = self.read(losses, norm);
@@ -113,11 +115,11 @@ impl<M: Module + TreeModel> Trainer<M> {
             failed => {
                 (self.model, self.optimizer) = before;
                 return Err(match failed {
-                    Ok((loss, gradient_norm)) => StepError::NotFinite {
+                    Ok((loss, gradient_norm)) => OptimizerStepError::NotFinite {
                         loss,
                         gradient_norm,
                     },
-                    Err(error) => StepError::Device {
+                    Err(error) => OptimizerStepError::Device {
                         reason: error.to_string(),
                     },
                 });
@@ -125,14 +127,14 @@ impl<M: Module + TreeModel> Trainer<M> {
         };
         Ok(StepOutcome {
             loss,
-            metrics: loss_of_step.metrics(),
+            metrics: step_loss.metrics(),
             gradient_norm,
             seconds: start.elapsed().as_secs_f64(),
             without_gradient,
         })
     }
 
-    /// Loss and norm of a step, once everything has been computed, the new parameters too.
+    /// The loss and the gradient norm, after waiting for all results including the parameters.
     fn read(
         &self,
         losses: Vec<Tensor<1>>,
@@ -145,29 +147,28 @@ impl<M: Module + TreeModel> Trainer<M> {
         Ok((loss, norm))
     }
 
-    /// Loss of packs without gradients, in the dtypes of a step, and what the objective measures on
-    /// them.
+    /// The loss of a step and its metrics without gradients, in the dtypes of training.
     ///
     /// # Errors
     /// As [`step_forward`].
     pub fn evaluate(
         &self,
         step: &PackedStep,
-        objective: &impl Objective,
+        loss: &impl TrainingLoss,
     ) -> Result<(f64, Metrics), burn_tree_train::StepError> {
         let worker = self.precision.shadow(&self.model);
         let options = &self.options;
-        let mut loss = objective.loss(step);
-        collect_first(&mut loss, &worker, step, options, &self.device)?;
+        let mut step_loss = loss.step_loss(step);
+        collect_first(&mut step_loss, &worker, step, options, &self.device)?;
         let losses = step_forward(
             &worker,
             step,
             options,
             &self.device,
-            |_, log_probs, occurrences| loss.of_pack(log_probs, occurrences),
+            |_, log_probs, occurrences| step_loss.of_pack(log_probs, occurrences),
         )?;
         check_device(&self.device)?;
-        Ok((sum_on_host(losses)?, loss.metrics()))
+        Ok((sum_on_host(losses)?, step_loss.metrics()))
     }
 
     /// Clips the gradients and updates the parameters; returns the norm before clipping.
@@ -204,7 +205,7 @@ pub fn log_probs<M: Module + TreeModel>(
     })
 }
 
-/// A forward pass over all packs for a loss that needs one before the first pack.
+/// Runs the additional forward pass over all packs, if the loss needs one.
 fn collect_first<M: Module + TreeModel>(
     loss: &mut impl StepLoss,
     model: &M,
@@ -231,8 +232,8 @@ fn without_entropy(options: &StepOptions) -> StepOptions {
     }
 }
 
-/// The sum of tensors of one element each. They are read one by one: joined, one that the device
-/// could not compute would go unnoticed.
+/// The sum of tensors of one element each. They are read one by one: concatenating them would hide
+/// a tensor that the device could not compute.
 fn sum_on_host(numbers: Vec<Tensor<1>>) -> Result<f64, ExecutionError> {
     let read = |number: Tensor<1>| {
         let data = number.try_into_data()?.convert::<f64>();
@@ -244,7 +245,7 @@ fn sum_on_host(numbers: Vec<Tensor<1>>) -> Result<f64, ExecutionError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objective::Supervised;
+    use crate::loss::Supervised;
     use crate::optim::adamw::{AdamWOptions, adamw};
     use burn::tensor::FloatDType;
     use burn_tree_models::{CausalLm, ModelConfig};
@@ -357,7 +358,7 @@ mod tests {
         let error = trainer
             .step(&packs(64), &Supervised, 1e-3.into())
             .unwrap_err();
-        assert!(error.to_string().contains("no step was made"), "{error}");
+        assert!(error.to_string().contains("not updated"), "{error}");
         assert_eq!(trainer.model.embed_tokens.weight.val().into_data(), before);
     }
 }

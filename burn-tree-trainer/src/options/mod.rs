@@ -1,4 +1,4 @@
-//! Options that the training programs share, as groups for the command line.
+//! Command-line options shared by the training programs, in groups.
 
 mod data;
 mod model;
@@ -13,30 +13,30 @@ pub use steps::{ComparisonArgs, PartitioningArg, StepArgs};
 use anyhow::Result;
 use burn_tree_train::StepOptions;
 
-use crate::memory::RunSize;
+use crate::memory::MemoryOptions;
 
 /// Options of every training program.
 #[derive(clap::Args, Debug, Clone)]
 pub struct RunArgs {
-    /// What is trained on.
+    /// Options of the data.
     #[command(flatten)]
     pub data: DataArgs,
-    /// What is trained.
+    /// Options of the model.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Optimizer steps.
+    /// Options of the optimizer steps.
     #[command(flatten)]
     pub steps: StepArgs,
-    /// The baseline.
+    /// Options of the comparison.
     #[command(flatten)]
     pub comparison: ComparisonArgs,
-    /// What is written.
+    /// Options of the output.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
 impl RunArgs {
-    /// How forward and backward passes are computed.
+    /// The options of forward and backward passes.
     pub fn step_options(&self) -> StepOptions {
         StepOptions {
             head: self.model.head(),
@@ -46,10 +46,10 @@ impl RunArgs {
         }
     }
 
-    /// How steps are computed, as far as their memory goes.
-    pub fn run_size(&self) -> RunSize {
+    /// The options that memory estimates depend on.
+    pub fn memory_options(&self) -> MemoryOptions {
         let options = self.step_options();
-        RunSize {
+        MemoryOptions {
             head_chunk_rows: options.head.chunk_rows.map(|rows| rows as u64),
             compute_bytes: self.model.compute_dtype.bytes(),
             models: self.comparison.sharings().len() as u64,
@@ -58,7 +58,7 @@ impl RunArgs {
         }
     }
 
-    /// Refuses values and combinations that make no sense, before anything is read.
+    /// Checks values and combinations of options before any file is read.
     ///
     /// # Errors
     /// A message that names the option.
@@ -67,7 +67,7 @@ impl RunArgs {
         self.comparison.check()?;
         self.output.check()?;
         if self.comparison.compare && self.output.checkpoint_every > 0 {
-            anyhow::bail!("--compare measures two models side by side and writes no checkpoints");
+            anyhow::bail!("--compare trains two models side by side and writes no checkpoints");
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What is trained, and in which dtypes.
+//! Options of the model and its dtypes.
 
 use std::num::NonZeroUsize;
 
@@ -14,12 +14,12 @@ use burn_tree_models::lora::LoraSettings;
 #[derive(clap::Args, Debug, Clone)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
-    /// A folder with config.json and safetensors files; or a config.json, or the name of a built-in
-    /// shape, for random weights. An unknown name lists them.
+    /// A folder with config.json and safetensors files; for random weights a config.json, or the
+    /// name of a built-in configuration (an unknown name lists them).
     #[arg(long, short, value_name = "FOLDER|FILE|NAME", default_value = "tiny")]
     pub model: String,
-    /// Renumber the token ids to those that occur in the data, so that the language-model head of a
-    /// model with random weights does not dominate.
+    /// Renumber the token ids to those in the data, so that the head of a random model does not
+    /// dominate the time of a step.
     #[arg(long)]
     pub compact_vocab: bool,
     /// Dtype of the blocks in the forward and backward pass; parameters, norms and the optimizer
@@ -29,17 +29,17 @@ pub struct ModelArgs {
     /// Dtype of embedding and head in the forward and backward pass.
     #[arg(long, value_enum, default_value_t = ComputeDtype::F32)]
     pub head_dtype: ComputeDtype,
-    /// Rows projected on the vocabulary at a time; about 16 million logits if not given. A GPU
-    /// wants thousands.
+    /// Rows projected on the vocabulary at a time; default: about 16 million logits. GPUs need
+    /// thousands of rows for full speed.
     #[arg(long, value_name = "ROWS")]
     pub head_chunk_rows: Option<NonZeroUsize>,
-    /// Train low-rank adapters of this rank on all projections of the blocks, and nothing else.
+    /// Train only low-rank adapters of this rank on all projections of the blocks.
     #[arg(long, value_name = "RANK")]
     pub lora_rank: Option<NonZeroUsize>,
     /// Adapters are scaled by alpha / rank.
     #[arg(long, value_name = "ALPHA", default_value_t = 16.0)]
     pub lora_alpha: f64,
-    /// Of a run with adapters, --export writes them alone, or merged into the model.
+    /// For a run with adapters: export the adapters alone, or merged into the model.
     #[arg(long, value_enum, default_value_t = LoraExport::Peft)]
     pub lora_export: LoraExport,
 }
@@ -53,7 +53,7 @@ impl ModelArgs {
         }
     }
 
-    /// How rows are projected on the vocabulary.
+    /// The options of the projection on the vocabulary.
     pub fn head(&self) -> LmHeadOptions {
         LmHeadOptions {
             chunk_rows: self.head_chunk_rows.map(NonZeroUsize::get),
@@ -61,7 +61,7 @@ impl ModelArgs {
         }
     }
 
-    /// The adapters, if adapters are trained.
+    /// The adapter options, if adapters are trained.
     pub fn lora(&self) -> Option<LoraSettings> {
         let rank = self.lora_rank?;
         Some(LoraSettings::new(rank.get(), self.lora_alpha))
@@ -79,7 +79,7 @@ pub enum ComputeDtype {
 }
 
 impl ComputeDtype {
-    /// The dtype of tensors.
+    /// The dtype as a tensor dtype.
     pub fn dtype(self) -> FloatDType {
         match self {
             Self::F32 => FloatDType::F32,
@@ -96,11 +96,11 @@ impl ComputeDtype {
     }
 }
 
-/// What is exported of a run with adapters.
+/// The exported weights of a run with adapters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LoraExport {
-    /// The adapters alone, as PEFT reads them.
+    /// The adapters alone, in PEFT's format.
     Peft,
-    /// The whole model with the adapters added to its weights.
+    /// The whole model with the adapters merged into its weights.
     Merged,
 }

@@ -1,4 +1,4 @@
-//! What a run writes, and where.
+//! Options of the output.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -9,20 +9,20 @@ use anyhow::{Result, bail};
 #[derive(clap::Args, Debug, Clone)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
-    /// Folder for metrics, pictures and checkpoints; a new one under `runs` if not given.
+    /// Folder for metrics, plots and checkpoints; default: a new one under `runs`.
     #[arg(long, short, value_name = "FOLDER")]
     pub output: Option<PathBuf>,
-    /// Write a checkpoint every so many steps; 0 for none.
+    /// Steps between checkpoints; 0 writes none.
     #[arg(long, value_name = "STEPS", default_value_t = 0)]
     pub checkpoint_every: usize,
-    /// Checkpoints kept.
+    /// Number of checkpoints to keep.
     #[arg(long, value_name = "COUNT", default_value = "2")]
     pub keep_checkpoints: NonZeroUsize,
-    /// Continue the run in this output folder (or from this checkpoint in it) exactly where it
-    /// was; all other options must be as they were.
+    /// Resume the run in this output folder (or from this checkpoint); all other options must be
+    /// the same.
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["compare", "output"])]
     pub resume: Option<PathBuf>,
-    /// Write the trained model as a folder that other programs load (config.json and safetensors).
+    /// Export the trained model into this folder (config.json and safetensors).
     #[arg(long, value_name = "FOLDER")]
     pub export: Option<PathBuf>,
 }

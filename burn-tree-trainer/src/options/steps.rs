@@ -1,4 +1,4 @@
-//! Optimizer steps, and the baseline they are compared with.
+//! Options of the optimizer steps and of the comparison with separate trajectories.
 
 use std::num::NonZeroUsize;
 
@@ -21,56 +21,55 @@ pub struct StepArgs {
     /// Stop after this many optimizer steps, if the epochs have more.
     #[arg(long, value_name = "STEPS")]
     pub max_steps: Option<NonZeroUsize>,
-    /// Tasks of one optimizer step [default: 4].
+    /// Tasks per optimizer step [default: 4].
     #[arg(long, value_name = "TASKS")]
     pub tasks_per_step: Option<NonZeroUsize>,
-    /// Tokens of one pack; a step is split into as many packs as it needs. The largest tree or
-    /// 8192, whichever is more, if not given.
+    /// Token budget of a pack; a step has as many packs as needed. Default: 8192, or the largest
+    /// tree if it is larger.
     #[arg(long, value_name = "TOKENS")]
     pub token_budget: Option<NonZeroUsize>,
-    /// What happens to trees larger than --token-budget.
+    /// Treatment of trees larger than --token-budget.
     #[arg(long, value_enum, default_value_t = PartitioningArg::Connected)]
     pub partitioning: PartitioningArg,
-    /// Keep only the inputs of blocks for the backward pass, and compute the blocks again: less
-    /// memory for one more forward pass.
+    /// Activation checkpointing: keep only the inputs of blocks and recompute the blocks in the
+    /// backward pass. Saves memory, costs one more forward pass.
     #[arg(long)]
     pub recompute: bool,
-    /// Keep what waits in host memory: gradients for rows of other packs, and with --recompute the
-    /// inputs of blocks and what other packs continue from.
+    /// Host offload: keep gradients for rows of other packs in host memory, and with --recompute
+    /// the inputs of blocks and the outputs for other packs.
     #[arg(long)]
     pub offload: bool,
-    /// Highest learning rate [default: 1e-3; of grpo and dpo 1e-4].
+    /// Peak learning rate [default: 1e-3; grpo and dpo: 1e-4].
     #[arg(long, value_name = "RATE")]
     pub learning_rate: Option<f64>,
-    /// Learning rate at the end of the cosine.
+    /// Learning rate at the end of the cosine decay.
     #[arg(long, value_name = "RATE", default_value_t = 0.0)]
     pub min_learning_rate: f64,
     /// Steps of linear warm-up.
     #[arg(long, value_name = "STEPS", default_value_t = 0)]
     pub warmup_steps: usize,
-    /// Learning rate after the warm-up.
+    /// Schedule after the warm-up.
     #[arg(long, value_enum, default_value_t = Decay::Cosine)]
     pub decay: Decay,
-    /// AdamW's decoupled weight decay, of matrices only.
+    /// Decoupled weight decay of AdamW, for matrices only.
     #[arg(long, default_value_t = 0.0)]
     pub weight_decay: f64,
-    /// AdamW's decay of the first moment.
+    /// Decay rate of AdamW's first moment.
     #[arg(long, default_value_t = 0.9)]
     pub beta1: f64,
-    /// AdamW's decay of the second moment.
+    /// Decay rate of AdamW's second moment.
     #[arg(long, default_value_t = 0.95)]
     pub beta2: f64,
     /// AdamW's epsilon.
     #[arg(long, default_value_t = 1e-8)]
     pub epsilon: f64,
-    /// Gradients are scaled down to this global norm; 0 turns clipping off.
+    /// Gradients are clipped to this global norm; 0 disables clipping.
     #[arg(long, value_name = "NORM", default_value_t = 1.0)]
     pub max_grad_norm: f64,
     /// Seed of initial weights, adapters, validation split and data order.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Where to compute: one of the backends this program was built with, as `name` or
-    /// `name:index`.
+    /// Device: one of the backends of this build, as `name` or `name:index`.
     #[arg(long, default_value = "flex")]
     pub device: String,
 }
@@ -79,11 +78,11 @@ pub struct StepArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum PartitioningArg {
-    /// They are an error.
+    /// Report an error.
     Refuse,
-    /// They are divided into connected parts, as few as possible, each a pack of its own.
+    /// Cut them into connected parts, as few as possible, each a pack of its own.
     Connected,
-    /// As connected, and sibling subtrees may be in one pack, which makes fewer packs.
+    /// As `connected`, but sibling subtrees may share a pack, which results in fewer packs.
     Shared,
 }
 
@@ -98,18 +97,18 @@ impl From<PartitioningArg> for Partitioning {
 }
 
 impl StepArgs {
-    /// Passes over the data.
+    /// Number of epochs.
     pub fn epochs(&self) -> usize {
         self.epochs.map_or(1, NonZeroUsize::get)
     }
 
-    /// Tasks of one optimizer step.
+    /// Tasks per optimizer step.
     pub fn tasks_per_step(&self) -> NonZeroUsize {
         const DEFAULT: NonZeroUsize = NonZeroUsize::new(4).unwrap();
         self.tasks_per_step.unwrap_or(DEFAULT)
     }
 
-    /// AdamW's settings.
+    /// The options of AdamW.
     pub fn adamw(&self) -> AdamWOptions {
         AdamWOptions {
             beta1: self.beta1,
@@ -119,11 +118,11 @@ impl StepArgs {
         }
     }
 
-    /// The learning rates of a run over data with so many steps in a pass, the highest of which is
-    /// `default_rate` unless another is given.
+    /// The learning-rate schedule of a run with the given number of steps per epoch. Its peak is
+    /// `default_rate` unless the option is set.
     ///
     /// # Errors
-    /// [`ScheduleError`] if they make no schedule.
+    /// [`ScheduleError`] if the schedule is invalid.
     pub fn schedule(
         &self,
         steps_per_epoch: usize,
@@ -163,26 +162,26 @@ impl StepArgs {
     }
 }
 
-/// Options of the baseline.
+/// Options of the comparison.
 #[derive(clap::Args, Debug, Clone)]
 #[command(next_help_heading = "Comparison")]
 pub struct ComparisonArgs {
-    /// Whether trajectories of a task share the computation of their prefixes. `flat` is the
-    /// baseline.
+    /// Whether common prefixes of the trajectories of a task are computed once (`tree`), per
+    /// trajectory (`flat`, the baseline), or whichever is faster for the task (`auto`).
     #[arg(long, value_enum, default_value_t = Sharing::Tree)]
     pub sharing: Sharing,
-    /// Memory of the device in GB (10^9 bytes), in which the packs of `--sharing auto` have to fit.
-    /// If not given, a device that computes in the system's memory has what is left of that.
+    /// Device memory in GB (10^9 bytes) that `--sharing auto` may use; default: the available
+    /// system memory on devices that use it, otherwise no limit.
     #[arg(long, value_name = "GB")]
     pub device_memory: Option<f64>,
-    /// Make every step twice, on trees (or as chosen) and on separate trajectories, each with its
-    /// own copy of the model, and report losses and times side by side.
+    /// Compute every step twice, on trees (or as `--sharing` says) and on separate trajectories,
+    /// each with its own copy of the model, and report losses and times side by side.
     #[arg(long)]
     pub compare: bool,
 }
 
 impl ComparisonArgs {
-    /// The kinds of passes of the run, that which is reported first at the front.
+    /// The variants of the run; the first one is validated, reported and exported.
     pub fn sharings(&self) -> &[Sharing] {
         match self.compare {
             true if self.sharing == Sharing::Auto => &[Sharing::Auto, Sharing::Flat],
@@ -198,7 +197,9 @@ impl ComparisonArgs {
 
     pub(super) fn check(&self) -> Result<()> {
         if self.compare && self.sharing == Sharing::Flat {
-            bail!("--compare sets trees against separate trajectories: leave out --sharing flat");
+            bail!(
+                "--compare compares trees with separate trajectories: expected no --sharing flat"
+            );
         }
         match self.device_memory {
             Some(gigabytes) if !(gigabytes.is_finite() && gigabytes > 0.0) => {

@@ -1,4 +1,4 @@
-//! The optimizer steps of a run: which tasks are in each, and their packs.
+//! The optimizer steps of a run: the tasks of each, and their packs.
 
 pub mod schedule;
 pub mod sharing;
@@ -6,32 +6,32 @@ pub mod sharing;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use burn_tree_train::TaskForm;
+use burn_tree_train::TaskSharing;
 use serde::Serialize;
 use tree_pack::{
     Aggregation, ForestError, LossForm, Objective, PackError, PackOptions, PackedStep,
     PrefixForest, StepPlanner, Trajectory, build_forests, flat_forests, pack_step,
 };
 
-/// Whether trajectories of a task share their prefixes.
+/// How the tasks of a run are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sharing {
-    /// Each shared token is computed once.
+    /// As trees: shared prefixes are computed once.
     Tree,
-    /// Each trajectory is computed by itself, packed into rows of the same budget.
+    /// As separate trajectories, packed into the same token budget.
     Flat,
-    /// For every task the faster of the two, of what fits, as predicted after a short measurement.
+    /// For each task the faster of the two that fits, as predicted by a short calibration.
     Auto,
 }
 
-/// In which order the tasks become optimizer steps.
+/// The order of the tasks in the optimizer steps.
 ///
-/// Every epoch shuffles the tasks and cuts them into batches, and every batch into steps. All steps
-/// of a batch are made, in order, as often as asked, before the next batch begins.
+/// Every epoch shuffles the tasks and cuts them into batches, and every batch into steps. The steps
+/// of a batch run in order, `passes_per_batch` times, before the next batch begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepOrder {
-    /// Seed of the order of the tasks.
+    /// Seed of the shuffle.
     pub seed: u64,
     /// Tasks in each batch; the last batch of an epoch may have fewer.
     pub tasks_per_batch: NonZeroUsize,
@@ -42,7 +42,7 @@ pub struct StepOrder {
 }
 
 impl StepOrder {
-    /// Every task is in one step of an epoch.
+    /// One pass over the tasks per epoch: every step is a batch of its own.
     pub fn once(tasks_per_step: NonZeroUsize, seed: u64) -> Self {
         Self {
             seed,
@@ -62,21 +62,21 @@ impl StepOrder {
     }
 }
 
-/// Where an optimizer step is in a run.
+/// The position of an optimizer step in a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StepPlace {
+pub struct StepPosition {
     /// Pass over the data, counted from 0.
     pub epoch: usize,
-    /// The tasks of the step's batch, cut into the steps of one pass over it.
+    /// The tasks of the batch that the step belongs to, cut into steps.
     pub batch: Vec<Vec<usize>>,
-    /// The step in its batch, counted from 0 over all passes.
+    /// Index of the step in its batch, counted from 0 over all passes.
     pub step_of_batch: usize,
-    /// Whether the batch ends with this step.
+    /// Whether this step is the last of its batch.
     pub ends_batch: bool,
 }
 
-impl StepPlace {
-    /// Whether the batch begins with this step.
+impl StepPosition {
+    /// Whether this step is the first of its batch.
     pub fn begins_batch(&self) -> bool {
         self.step_of_batch == 0
     }
@@ -98,12 +98,11 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
-    /// Merges the trajectories into forests (also for [`Sharing::Auto`]: see [`Plans::choose`]), or
-    /// lays each out by itself. The order of the tasks
-    /// depends on nothing but the seed, so plans of both kinds have the same steps.
+    /// A plan on trees ([`Sharing::Auto`], too: see [`Plans::choose`]) or on separate trajectories.
+    /// The order of the tasks depends only on the seed, so both plans have the same steps.
     ///
     /// # Errors
-    /// [`ForestError`] if a trajectory is invalid or a task too large.
+    /// [`ForestError`] if a trajectory is invalid or a task is too large.
     pub fn new(
         trajectories: Arc<Vec<Trajectory>>,
         sharing: Sharing,
@@ -148,24 +147,24 @@ impl StepPlan {
         &self.trajectories
     }
 
-    /// The data, to change what is known about the tokens; copied first if others hold it, too.
-    /// Tokens, masks and tasks must stay: the forests were made from them.
+    /// The data, to add columns such as log-probabilities; cloned first if it is shared. Tokens,
+    /// masks and task ids must not change, because the forests are built from them.
     pub fn trajectories_mut(&mut self) -> &mut [Trajectory] {
         Arc::make_mut(&mut self.trajectories).as_mut_slice()
     }
 
-    /// Steps of one pass over the data.
+    /// Number of steps of one epoch.
     pub fn steps_per_epoch(&self) -> usize {
         self.order.steps_per_epoch(self.forests.len())
     }
 
-    /// The pass over the data to which step `step` belongs, both counted from 0.
+    /// The epoch of step `step`, both counted from 0.
     pub fn epoch_of(&self, step: usize) -> usize {
         step / self.steps_per_epoch()
     }
 
-    /// Where step `step` is, counted from 0 over all epochs.
-    pub fn place(&self, step: usize) -> StepPlace {
+    /// The position of step `step`, counted from 0 over all epochs.
+    pub fn position(&self, step: usize) -> StepPosition {
         let epoch = self.epoch_of(step);
         let planner = StepPlanner {
             seed: Some(self.order.seed),
@@ -176,7 +175,7 @@ impl StepPlan {
         let step_of_epoch = step % self.steps_per_epoch();
         let batch = &batches[step_of_epoch / steps_of_full_batch];
         let step_of_batch = step_of_epoch % steps_of_full_batch;
-        StepPlace {
+        StepPosition {
             epoch,
             step_of_batch,
             ends_batch: step_of_batch + 1 == self.order.steps_of_batch(batch.len()),
@@ -187,7 +186,7 @@ impl StepPlan {
         }
     }
 
-    /// All tasks in the order of the data, as many at a time as a step has.
+    /// All tasks in the order of the data, in chunks of the size of a step.
     pub fn in_steps(&self) -> Vec<Vec<usize>> {
         let tasks: Vec<usize> = (0..self.forests.len()).collect();
         let steps = tasks.chunks(self.order.tasks_per_step.get());
@@ -197,9 +196,9 @@ impl StepPlan {
     /// The packs of step `step`, counted from 0 over all epochs.
     ///
     /// # Errors
-    /// [`PackError`] if a tree does not fit the budget or the objective cannot be used.
+    /// [`PackError`] if a tree exceeds the budget or the data lack a column of the loss.
     pub fn packs(&self, step: usize) -> Result<PackedStep, PackError> {
-        self.pack(self.place(step).tasks(), &self.options)
+        self.pack(self.position(step).tasks(), &self.options)
     }
 
     /// The packs of all tasks as one step, in the order of the data.
@@ -210,8 +209,8 @@ impl StepPlan {
         pack_step(&self.trajectories, &self.forests, &self.options)
     }
 
-    /// The layouts of [`StepPlan::packs`] for `tasks`, with every trained token of every trajectory
-    /// as an occurrence of its own.
+    /// The layouts of [`StepPlan::packs`] for `tasks`, with a separate occurrence for every trained
+    /// token of every trajectory.
     ///
     /// # Errors
     /// As [`StepPlan::packs`].
@@ -219,7 +218,7 @@ impl StepPlan {
         let options = PackOptions {
             objective: Objective::PerOccurrence,
             aggregation: Aggregation::Sum,
-            // The only form of which nothing is ever merged.
+            // The only loss form whose occurrences are never merged.
             loss: LossForm::PerTrajectory,
             ..self.options
         };
@@ -232,7 +231,7 @@ impl StepPlan {
     }
 }
 
-/// The plans of a run on trees and on separate trajectories. They have the same steps.
+/// The two plans of a run: on trees and on separate trajectories, with the same steps.
 #[derive(Clone, Debug)]
 pub struct Plans {
     /// On trees.
@@ -258,18 +257,18 @@ impl Plans {
         })
     }
 
-    /// The same steps with tasks of both kinds.
+    /// A plan with the same steps, whose tasks are trees or separate trajectories as given.
     ///
     /// # Panics
-    /// If there is not one form for each task.
-    pub fn choose(&self, forms: &[TaskForm]) -> StepPlan {
-        assert_eq!(forms.len(), self.tree.tasks(), "one form for each task");
-        let forests = forms
+    /// If `sharing` does not have one entry per task.
+    pub fn choose(&self, sharing: &[TaskSharing]) -> StepPlan {
+        assert_eq!(sharing.len(), self.tree.tasks(), "one entry per task");
+        let forests = sharing
             .iter()
             .zip(self.tree.forests.iter().zip(&self.flat.forests));
-        let forests = forests.map(|(form, (tree, flat))| match form {
-            TaskForm::Tree => tree.clone(),
-            TaskForm::Flat => flat.clone(),
+        let forests = forests.map(|(sharing, (tree, flat))| match sharing {
+            TaskSharing::Tree => tree.clone(),
+            TaskSharing::Flat => flat.clone(),
         });
         StepPlan {
             forests: forests.collect(),
@@ -279,7 +278,7 @@ impl Plans {
     }
 }
 
-/// Tokens of the largest tree, which is the smallest budget that fits every pack.
+/// Tokens of the largest tree: the smallest token budget that needs no partitioning.
 pub fn largest_tree(forests: &[PrefixForest]) -> usize {
     let trees = forests.iter().flat_map(|forest| forest.trees());
     trees.map(|tree| tree.rows.len()).max().unwrap_or(0)
@@ -353,18 +352,26 @@ mod tests {
         };
         let plan = plan(Sharing::Tree, order);
         assert_eq!(plan.steps_per_epoch(), 6);
-        let places: Vec<_> = (0..12).map(|step| plan.place(step)).collect();
-        for (epoch, places) in places.chunks(6).enumerate() {
-            assert!(places.iter().all(|place| place.epoch == epoch));
-            let begins: Vec<_> = places.iter().map(StepPlace::begins_batch).collect();
-            let ends: Vec<_> = places.iter().map(|place| place.ends_batch).collect();
+        let positions: Vec<_> = (0..12).map(|step| plan.position(step)).collect();
+        for (epoch, positions) in positions.chunks(6).enumerate() {
+            assert!(positions.iter().all(|position| position.epoch == epoch));
+            let begins: Vec<_> = positions.iter().map(StepPosition::begins_batch).collect();
+            let ends: Vec<_> = positions
+                .iter()
+                .map(|position| position.ends_batch)
+                .collect();
             assert_eq!(begins, [true, false, false, false, true, false]);
             assert_eq!(ends, [false, false, false, true, false, true]);
-            let sizes: Vec<_> = places.iter().map(|place| place.tasks().len()).collect();
+            let sizes: Vec<_> = positions
+                .iter()
+                .map(|position| position.tasks().len())
+                .collect();
             assert_eq!(sizes, [2, 1, 2, 1, 2, 2]);
-            assert_eq!(places[0].tasks(), places[2].tasks());
-            assert_eq!(places[1].tasks(), places[3].tasks());
-            let mut met = [0, 1, 4].map(|step: usize| places[step].tasks()).concat();
+            assert_eq!(positions[0].tasks(), positions[2].tasks());
+            assert_eq!(positions[1].tasks(), positions[3].tasks());
+            let mut met = [0, 1, 4]
+                .map(|step: usize| positions[step].tasks())
+                .concat();
             met.sort_unstable();
             assert_eq!(met, [0, 1, 2, 3, 4]);
         }
@@ -374,7 +381,7 @@ mod tests {
     fn nothing_is_merged_where_every_token_counts() {
         let plan = plan(Sharing::Tree, StepOrder::once(ONE, 0));
         let merged = plan.packs(0).unwrap();
-        let every = plan.packs_of_every_token(plan.place(0).tasks()).unwrap();
+        let every = plan.packs_of_every_token(plan.position(0).tasks()).unwrap();
         assert_eq!(merged.packs[0].layout, every.packs[0].layout);
         let counts = [&merged, &every].map(|step| step.packs[0].occurrences.len());
         // The token 10 is trained in both trajectories.

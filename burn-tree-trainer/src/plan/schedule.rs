@@ -1,4 +1,4 @@
-//! Learning rate over the steps of a run: linear warm-up, then cosine decay or a constant.
+//! Learning-rate schedule: linear warm-up, then cosine decay or a constant.
 
 use burn::lr_scheduler::LrSchedulerConfig;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
@@ -8,36 +8,35 @@ use burn::lr_scheduler::sequential::SequentialLrSchedulerConfig;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// What follows the warm-up.
+/// The schedule after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Decay {
     /// Half a cosine wave from the peak to the minimum at the end of the run.
     Cosine,
-    /// The peak, to the end.
+    /// The peak until the end.
     Constant,
 }
 
-/// A schedule in optimizer steps.
+/// A learning-rate schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Schedule {
-    /// Highest learning rate, reached at step `warmup_steps`.
+    /// Peak learning rate, reached at step `warmup_steps`.
     pub peak: f64,
-    /// Learning rate to which the cosine decays.
+    /// Learning rate at the end of the cosine decay.
     pub minimum: f64,
-    /// Steps of linear warm-up; step `k` of them has the rate `peak * (k + 1) / (warmup_steps +
-    /// 1)`.
+    /// Steps of linear warm-up; step `k` has the rate `peak * (k + 1) / (warmup_steps + 1)`.
     pub warmup_steps: usize,
-    /// Steps of the whole run.
+    /// Steps of the run.
     pub total_steps: usize,
-    /// What follows the warm-up.
+    /// The schedule after the warm-up.
     pub decay: Decay,
 }
 
-/// A schedule that cannot be followed.
+/// An invalid schedule.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum ScheduleError {
-    /// The warm-up does not end before the run does.
+    /// The warm-up does not end before the run.
     #[error("{warmup} warm-up steps leave none of the run's {total} steps for training")]
     WarmupTooLong {
         /// Warm-up steps.
@@ -51,9 +50,9 @@ pub enum ScheduleError {
 }
 
 impl Schedule {
-    /// The scheduler after `completed_steps` steps: its next `step()` gives the rate of step
-    /// `completed_steps` (counted from 0). Fast-forwarding makes a resumed run follow the very
-    /// same rates as an uninterrupted one.
+    /// The scheduler after `completed_steps` steps: its next `step()` returns the rate of step
+    /// `completed_steps` (counted from 0). It is fast-forwarded, so a resumed run has exactly the
+    /// rates of an uninterrupted one.
     pub fn init(&self, completed_steps: usize) -> Result<ModuleLrScheduler, ScheduleError> {
         if self.warmup_steps >= self.total_steps {
             return Err(ScheduleError::WarmupTooLong {
@@ -103,7 +102,7 @@ mod tests {
     fn assert_close(got: &[f64], expected: &[f64]) {
         assert_eq!(got.len(), expected.len());
         for (a, b) in got.iter().zip(expected) {
-            // A few roundings of f64.
+            // Within a few roundings of f64.
             assert!((a - b).abs() < 1e-12, "{got:?} is not {expected:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! `--sharing auto`: trees or separate trajectories, task by task, by predicted time and memory.
+//! `--sharing auto`: trees or separate trajectories for each task, by predicted time and memory.
 
 use std::path::Path;
 use std::time::Instant;
@@ -7,13 +7,13 @@ use anyhow::{Context, Result, bail};
 use burn::module::Module;
 use burn_tree_train::{
     Calibration, CalibrationOptions, MemoryLimit, SharingChoice, SharingGate, StepTime, StepWork,
-    TaskForm, TreeModel, calibrate,
+    TaskSharing, TreeModel, calibrate,
 };
 use serde::{Deserialize, Serialize};
 use tree_pack::{Pack, PackOptions};
 
-use crate::memory::{MemoryEstimate, RunSize, StepSize, available_memory};
-use crate::objective::Supervised;
+use crate::loss::Supervised;
+use crate::memory::{MemoryEstimate, MemoryOptions, StepRows, available_memory};
 use crate::optim::optimizer_step::Trainer;
 use crate::plan::{Plans, StepPlan};
 use crate::report::metrics::StepRecord;
@@ -22,31 +22,34 @@ use crate::report::timing::median;
 use crate::run::atomic;
 use burn_tree_models::{ModelConfig, ModelSize};
 
-/// What was chosen for every task of a run. Kept in its folder: a run that is resumed goes on as it
-/// began.
+/// The choice for every task of a run. It is stored in the folder of the run, so that a resumed run
+/// keeps it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChosenSharing {
-    /// Seconds of one of each kind of work, in the order of [`StepWork::NAMES`].
+    /// Seconds per unit of each kind of work, in the order of [`StepWork::NAMES`].
     seconds_of_one: [f64; StepWork::NAMES.len()],
     /// In the order of the data.
     tasks: Vec<ChosenTask>,
 }
 
-/// What was chosen for a task.
+/// The choice for one task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct ChosenTask {
     task_id: String,
-    form: Form,
-    /// Predicted; absent where the form does not fit.
+    #[serde(with = "SerdeTaskSharing")]
+    sharing: TaskSharing,
+    /// Predicted time as trees; absent if they do not fit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tree_seconds: Option<f64>,
+    /// Predicted time as separate trajectories; absent if they do not fit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     flat_seconds: Option<f64>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Form {
+/// The serialised form of [`TaskSharing`].
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "TaskSharing", rename_all = "kebab-case")]
+enum SerdeTaskSharing {
     Tree,
     Flat,
 }
@@ -55,10 +58,7 @@ impl From<&SharingChoice> for ChosenTask {
     fn from(choice: &SharingChoice) -> Self {
         Self {
             task_id: choice.task_id.clone(),
-            form: match choice.form {
-                TaskForm::Tree => Form::Tree,
-                TaskForm::Flat => Form::Flat,
-            },
+            sharing: choice.sharing,
             tree_seconds: choice.tree.as_ref().ok().map(|cost| cost.seconds),
             flat_seconds: choice.flat.as_ref().ok().map(|cost| cost.seconds),
         }
@@ -67,31 +67,31 @@ impl From<&SharingChoice> for ChosenTask {
 
 impl ChosenTask {
     fn seconds(&self) -> Option<f64> {
-        match self.form {
-            Form::Tree => self.tree_seconds,
-            Form::Flat => self.flat_seconds,
+        match self.sharing {
+            TaskSharing::Tree => self.tree_seconds,
+            TaskSharing::Flat => self.flat_seconds,
         }
     }
 }
 
-/// The memory in which the packs of a step have to fit.
+/// The memory limit for the packs of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory<'a> {
     /// The model.
     pub config: &'a ModelConfig,
-    /// Its size.
+    /// Its sizes and costs.
     pub size: &'a ModelSize,
     /// How steps are computed.
-    pub run: RunSize,
-    /// Bytes of the device for the whole run. If not given, what the system has left is regarded
-    /// where the device computes in its memory.
+    pub run: MemoryOptions,
+    /// Bytes of the device for the whole run. If absent, the limit is the free system memory on
+    /// devices that use system memory; there is none on other devices.
     pub device_bytes: Option<u64>,
 }
 
 impl Memory<'_> {
-    /// Bytes of a step of these packs besides the parameters, which are there already.
+    /// Bytes of a step of these packs without the parameters, which are already allocated.
     fn of_step(&self, packs: &[Pack]) -> u64 {
-        let step = StepSize::of_packs(packs, self.config.is_hybrid());
+        let step = StepRows::of_packs(packs, self.config.is_hybrid());
         let estimate = MemoryEstimate::new(self.config, self.size, &self.run, &step);
         estimate.total() - estimate.parameters
     }
@@ -99,7 +99,7 @@ impl Memory<'_> {
     fn limit<M>(&self, trainer: &Trainer<M>) -> Option<u64> {
         if let Some(bytes) = self.device_bytes {
             let parameters =
-                MemoryEstimate::new(self.config, self.size, &self.run, &StepSize::default())
+                MemoryEstimate::new(self.config, self.size, &self.run, &StepRows::default())
                     .parameters;
             return Some(bytes.saturating_sub(parameters));
         }
@@ -111,10 +111,10 @@ impl Memory<'_> {
 }
 
 impl ChosenSharing {
-    /// Times a few small steps, made by a copy of the trainer, and chooses for every task.
+    /// Times a few small steps with a copy of the trainer and chooses for every task.
     ///
     /// # Errors
-    /// If a step cannot be made, or a task fits in neither form.
+    /// If a step fails, or a task fits neither as trees nor as separate trajectories.
     pub fn new<M: Module + TreeModel>(
         plans: &Plans,
         trainer: &Trainer<M>,
@@ -151,10 +151,10 @@ impl ChosenSharing {
         })
     }
 
-    /// Reads what was chosen when the run in `folder` began.
+    /// Reads the choice of the run in `folder`.
     ///
     /// # Errors
-    /// If it is not there, or about other tasks.
+    /// If the file is missing, invalid, or lists other tasks.
     pub fn load(folder: &Path, plans: &Plans) -> Result<Self> {
         let file = folder.join(FILE);
         let context = || format!("{}", file.display());
@@ -162,18 +162,15 @@ impl ChosenSharing {
         let chosen: Self = serde_json::from_slice(&bytes).with_context(context)?;
         let ids = chosen.tasks.iter().map(|task| task.task_id.as_str());
         if !ids.eq(plans.tree.forests().iter().map(|forest| forest.task_id())) {
-            bail!(
-                "{}: about other tasks than those of the data",
-                file.display()
-            );
+            bail!("{}: the tasks are not those of the data", file.display());
         }
         Ok(chosen)
     }
 
-    /// Writes it into the folder of the run.
+    /// Writes the choice into the folder of the run.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the file cannot be written.
     pub fn save(&self, folder: &Path) -> Result<()> {
         Ok(atomic::write(
             &folder.join(FILE),
@@ -183,25 +180,18 @@ impl ChosenSharing {
 
     /// The plan of the run.
     pub fn plan(&self, plans: &Plans) -> StepPlan {
-        let forms: Vec<TaskForm> = self
-            .tasks
-            .iter()
-            .map(|task| match task.form {
-                Form::Tree => TaskForm::Tree,
-                Form::Flat => TaskForm::Flat,
-            })
-            .collect();
-        plans.choose(&forms)
+        let sharing: Vec<TaskSharing> = self.tasks.iter().map(|task| task.sharing).collect();
+        plans.choose(&sharing)
     }
 
-    /// What work takes.
+    /// Seconds per unit of each kind of work.
     pub fn step_time(&self) -> StepTime {
         StepTime::new(StepWork::from(self.seconds_of_one))
     }
 
-    /// Prints what was chosen: task by task if there are few.
+    /// Prints a summary, and a table of the tasks if there are few.
     pub fn print(&self) {
-        /// More than these scroll away.
+        /// Largest number of tasks in the table.
         const FEW: usize = 24;
         let seconds = |seconds: Option<f64>| {
             seconds.map_or_else(|| "does not fit".to_owned(), |s| format!("{s:.3}"))
@@ -217,9 +207,9 @@ impl ChosenSharing {
                         || "-".to_owned(),
                         |(flat, tree)| format!("{:.2}x", flat / tree),
                     ),
-                    match task.form {
-                        Form::Tree => "trees",
-                        Form::Flat => "separate",
+                    match task.sharing {
+                        TaskSharing::Tree => "trees",
+                        TaskSharing::Flat => "separate",
                     }
                     .to_owned(),
                 ]
@@ -227,12 +217,15 @@ impl ChosenSharing {
             let header = ["task", "trees, s", "separate, s", "predicted", "chosen"];
             println!("{}", table(&header, rows.collect()));
         }
-        let trees = self.tasks.iter().filter(|task| task.form == Form::Tree);
+        let trees = self
+            .tasks
+            .iter()
+            .filter(|task| task.sharing == TaskSharing::Tree);
         let chosen: f64 = self.tasks.iter().filter_map(ChosenTask::seconds).sum();
         let flat: Option<f64> = self.tasks.iter().map(|task| task.flat_seconds).sum();
         println!(
-            "Sharing: {} of {} tasks as trees; predicted {chosen:.2} s an epoch besides what every \
-             step takes{}",
+            "Sharing: {} of {} tasks as trees; predicted {chosen:.2} s per epoch without the fixed \
+             time of each step{}",
             trees.count(),
             self.tasks.len(),
             flat.map_or_else(String::new, |flat| format!(
@@ -245,10 +238,10 @@ impl ChosenSharing {
 
 const FILE: &str = "sharing.json";
 
-/// Fits the time of steps of this trainer, which stays as it is.
+/// Calibrates the time of steps with a copy of this trainer.
 ///
 /// # Errors
-/// If a step cannot be made.
+/// If a step fails.
 pub fn calibrate_on<M: Module + TreeModel>(
     trainer: &Trainer<M>,
     packs: &PackOptions,
@@ -268,8 +261,8 @@ pub fn calibrate_on<M: Module + TreeModel>(
     })
 }
 
-/// Prints predicted against achieved times over the steps of a run, but the first, in which
-/// allocators and caches warm up (unless it is the only one).
+/// Prints predicted and measured times over the steps of a run. The first step is left out, because
+/// allocators and caches warm up, unless it is the only one.
 pub fn print_prediction(records: &[StepRecord]) {
     let timed = if records.len() > 1 {
         &records[1..]
@@ -286,7 +279,7 @@ pub fn print_prediction(records: &[StepRecord]) {
         let pairs: Vec<(f64, f64)> = timed
             .iter()
             .filter_map(of)
-            .filter_map(|pass| Some((pass.predicted_seconds?, pass.seconds)))
+            .filter_map(|record| Some((record.predicted_seconds?, record.seconds)))
             .collect();
         if pairs.is_empty() {
             continue;
@@ -298,7 +291,7 @@ pub fn print_prediction(records: &[StepRecord]) {
             });
         let errors = pairs.iter().map(|(p, s)| (p / s - 1.0).abs()).collect();
         println!(
-            "Steps {name}: predicted {:.2} s, achieved {:.2} s; median error of a step {:.0} %",
+            "Steps {name}: predicted {:.2} s, measured {:.2} s, median error of a step {:.0} %",
             sums.0,
             sums.1,
             100.0 * median(errors),
@@ -372,7 +365,7 @@ mod tests {
         let memory = Memory {
             config: &config,
             size: &size,
-            run: RunSize::F32,
+            run: MemoryOptions::F32,
             device_bytes: None,
         };
         ChosenSharing::new(plans, &trainer(), &memory).unwrap()
@@ -383,7 +376,7 @@ mod tests {
     fn a_tree_that_does_not_fit_becomes_separate_trajectories() {
         let plans = plans(70);
         let chosen = choose(&plans);
-        assert_eq!(chosen.tasks[1].form, Form::Flat);
+        assert_eq!(chosen.tasks[1].sharing, TaskSharing::Flat);
         assert_eq!(chosen.tasks[1].tree_seconds, None);
         assert!(plans.tree.packs(0).is_err());
         assert!(chosen.plan(&plans).packs(0).is_ok());
@@ -400,26 +393,26 @@ mod tests {
         other.tasks.pop();
         other.save(folder.path()).unwrap();
         let error = ChosenSharing::load(folder.path(), &plans).unwrap_err();
-        assert!(error.to_string().contains("other tasks"), "{error}");
+        assert!(error.to_string().contains("not those of the data"), "{error}");
     }
 
     /// Whatever is chosen, loss and gradients' norm of the step are the same.
     #[test]
     fn every_choice_gives_the_same_step() {
         let plans = plans(128);
-        let step = |forms: [TaskForm; 2]| {
-            let step = plans.choose(&forms).packs(0).unwrap();
+        let step = |sharing: [TaskSharing; 2]| {
+            let step = plans.choose(&sharing).packs(0).unwrap();
             let rows: usize = step.packs.iter().map(|pack| pack.layout.len()).sum();
             let outcome = trainer().step(&step, &Supervised, 1e-3.into()).unwrap();
             (rows, outcome.loss, outcome.gradient_norm)
         };
-        let (tree_rows, loss, norm) = step([TaskForm::Tree, TaskForm::Tree]);
-        for forms in [
-            [TaskForm::Tree, TaskForm::Flat],
-            [TaskForm::Flat, TaskForm::Tree],
-            [TaskForm::Flat, TaskForm::Flat],
+        let (tree_rows, loss, norm) = step([TaskSharing::Tree, TaskSharing::Tree]);
+        for sharing in [
+            [TaskSharing::Tree, TaskSharing::Flat],
+            [TaskSharing::Flat, TaskSharing::Tree],
+            [TaskSharing::Flat, TaskSharing::Flat],
         ] {
-            let (rows, other_loss, other_norm) = step(forms);
+            let (rows, other_loss, other_norm) = step(sharing);
             assert!(rows > tree_rows);
             // Sums in f32 in another order.
             assert!(

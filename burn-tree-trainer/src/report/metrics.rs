@@ -1,4 +1,4 @@
-//! What a run measures, one JSON object a line in `metrics.jsonl`.
+//! The metrics of a run: one JSON object per step in `metrics.jsonl`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -8,38 +8,38 @@ use burn_tree_train::StepCounts;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::objective::Metrics;
+use crate::loss::Metrics;
 use crate::run::atomic;
 
-/// One optimizer step of a run.
+/// The record of one optimizer step of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// Optimizer step, counted from 1.
     pub step: usize,
-    /// Pass over the data, counted from 1.
+    /// Epoch, counted from 1.
     pub epoch: usize,
     /// Learning rate of the step.
     pub learning_rate: f64,
-    /// The step on trees, unless the run is flat.
+    /// The variant on trees, unless the run is flat.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tree: Option<PassRecord>,
-    /// The step on separate trajectories, if it was made.
+    pub tree: Option<VariantRecord>,
+    /// The variant on separate trajectories, if the run has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub flat: Option<PassRecord>,
-    /// Both compared, if both were made.
+    pub flat: Option<VariantRecord>,
+    /// The comparison, if the run has both variants.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub comparison: Option<ComparisonRecord>,
-    /// Loss on the validation tasks after the step, where it was evaluated.
+    /// Loss on the validation tasks after the step, if evaluated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
 }
 
-/// A forward and backward pass over the packs of a step, clipping and the optimizer's update.
+/// The record of one step of one variant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PassRecord {
-    /// Loss before the update, as objective and aggregation define it.
+pub struct VariantRecord {
+    /// Loss before the update.
     pub loss: f64,
-    /// Against what deviations of the loss are measured, if not the loss: the sum of the absolute
+    /// The scale for deviations of the loss, if it is not the loss itself: the sum of the absolute
     /// values of its terms, where they have both signs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
@@ -47,17 +47,17 @@ pub struct PassRecord {
     pub gradient_norm: f64,
     /// Wall time in seconds.
     pub seconds: f64,
-    /// What was predicted for it, where it was.
+    /// Predicted seconds, if available.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted_seconds: Option<f64>,
-    /// Most memory reserved on the device so far, where it tells.
+    /// Peak memory reserved on the device so far, if the device reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserved_bytes: Option<u64>,
-    /// Packs the step was split into.
+    /// Number of packs.
     pub packs: usize,
     /// Tokens computed, without padding.
     pub tokens: u64,
-    /// (query, key) pairs of one head.
+    /// Visible (query, key) pairs of one head.
     pub visible_pairs: u64,
     /// Rows projected onto the vocabulary.
     pub projected_rows: u64,
@@ -65,17 +65,16 @@ pub struct PassRecord {
     pub predictions: u64,
     /// Model FLOPs of the step.
     pub flops: f64,
-    /// Seconds spent before the step on log-probabilities without gradients that it needs, if it
-    /// began with that.
+    /// Seconds spent on log-probabilities at the beginning of a batch, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_prob_seconds: Option<f64>,
-    /// What the objective measured.
+    /// Metrics of the loss.
     #[serde(default, skip_serializing_if = "Metrics::is_empty")]
     pub metrics: Metrics,
 }
 
-impl PassRecord {
-    /// What the step worked on.
+impl VariantRecord {
+    /// The counts of the step.
     pub fn counts(&self) -> StepCounts {
         StepCounts {
             tokens: self.tokens,
@@ -86,13 +85,13 @@ impl PassRecord {
     }
 }
 
-/// A step on trees against the same step on separate trajectories.
+/// The comparison of a step on trees with the same step on separate trajectories.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComparisonRecord {
-    /// `|loss_tree - loss_flat|` over the [scale](PassRecord::loss_scale) of the flat loss,
-    /// `|loss_flat|` if there is none.
+    /// `|loss_tree - loss_flat|` over the [scale](VariantRecord::loss_scale) of the flat loss, or
+    /// over `|loss_flat|` if it has no scale.
     pub relative_loss_deviation: f64,
-    /// `|norm_tree - norm_flat| / norm_flat` of the gradients' global norms.
+    /// `|norm_tree - norm_flat| / norm_flat` of the global gradient norms.
     #[serde(default)]
     pub relative_gradient_deviation: f64,
     /// Seconds of the flat step over seconds of the tree step.
@@ -103,7 +102,7 @@ pub struct ComparisonRecord {
     pub step_bound: f64,
 }
 
-/// A metrics file that cannot be written or continued.
+/// Errors of the metrics file.
 #[derive(Debug, Error)]
 pub enum MetricsError {
     /// The file cannot be read or written.
@@ -111,22 +110,22 @@ pub enum MetricsError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system reports.
+        /// The error of the system.
         source: io::Error,
     },
-    /// A line of the file to be continued is not a step record.
+    /// A line of the file is not a step record.
     #[error("{}:{line}: not a step record: {source}", path.display())]
     Line {
         /// The file.
         path: PathBuf,
         /// Line, counted from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The cause.
         source: serde_json::Error,
     },
 }
 
-/// Writes step records, each flushed as it comes.
+/// Writes step records and flushes after each.
 #[derive(Debug)]
 pub struct MetricsLog {
     path: PathBuf,
@@ -134,7 +133,7 @@ pub struct MetricsLog {
 }
 
 impl MetricsLog {
-    /// Starts a new file, replacing one that is there.
+    /// Creates a new file, replacing an existing one.
     pub fn create(path: &Path) -> Result<Self, MetricsError> {
         let file = File::create(path).map_err(io_error(path))?;
         Ok(Self {
@@ -144,8 +143,8 @@ impl MetricsLog {
     }
 
     /// Continues the file of a run that is resumed after `completed_steps` steps, and returns its
-    /// records. Later lines, written after the checkpoint was taken, are dropped, as is a line
-    /// that the interruption left incomplete. Without a file a new one is started.
+    /// records. Lines after the checkpoint are dropped, as is an incomplete last line. Creates the
+    /// file if it does not exist.
     pub fn resume(
         path: &Path,
         completed_steps: usize,
@@ -182,7 +181,7 @@ impl MetricsLog {
     }
 }
 
-/// Reads a metrics file. A last line without its newline was cut off and is left out.
+/// Reads a metrics file. A last line without a newline is incomplete and dropped.
 pub fn read_records(path: &Path) -> Result<Vec<StepRecord>, MetricsError> {
     let mut reader = BufReader::new(File::open(path).map_err(io_error(path))?);
     let mut records = Vec::new();
@@ -224,7 +223,7 @@ mod tests {
             step,
             epoch: 1,
             learning_rate: 1e-3,
-            tree: Some(PassRecord {
+            tree: Some(VariantRecord {
                 loss: 1.0 / step as f64,
                 loss_scale: None,
                 gradient_norm: 0.1,
@@ -254,7 +253,7 @@ mod tests {
         for step in 1..=5 {
             log.write(&record(step)).unwrap();
         }
-        // The interruption cut the next line off.
+        // The interruption truncated the last line.
         log.file.write_all(br#"{"step":6,"epo"#).unwrap();
 
         let (mut log, kept) = MetricsLog::resume(&path, 3).unwrap();

@@ -1,4 +1,4 @@
-//! What a run prints: lines while it trains, tables before and after.
+//! The output of a run: progress lines, tables and plots.
 
 pub mod metrics;
 pub mod plots;
@@ -10,28 +10,28 @@ use comfy_table::presets::UTF8_BORDERS_ONLY;
 use comfy_table::{CellAlignment, Table};
 
 use crate::memory::format_bytes;
-use crate::report::metrics::{ComparisonRecord, PassRecord, StepRecord};
+use crate::report::metrics::{ComparisonRecord, StepRecord, VariantRecord};
 use crate::report::timing::median;
 
-/// One line about a step, with the named ones of its metrics.
+/// One line about a step, with the given `metrics`.
 pub fn step_line(record: &StepRecord, total_steps: usize, metrics: &[&str]) -> String {
     let mut line = format!("step {:>3}/{total_steps}", record.step);
     let first = record.tree.as_ref().or(record.flat.as_ref());
-    if let Some(pass) = first {
+    if let Some(variant) = first {
         line += &format!(
             "  loss {:.5}  grad {:.3}  lr {:.2e}  {:.2} s",
-            pass.loss, pass.gradient_norm, record.learning_rate, pass.seconds
+            variant.loss, variant.gradient_norm, record.learning_rate, variant.seconds
         );
-        if let Some(predicted) = pass.predicted_seconds {
+        if let Some(predicted) = variant.predicted_seconds {
             line += &format!(" (predicted {predicted:.2} s)");
         }
         for name in metrics {
-            if let Some(value) = pass.metrics.get(*name) {
+            if let Some(value) = variant.metrics.get(*name) {
                 line += &format!("  {name} {value:.4}");
             }
         }
     }
-    if let Some(bytes) = first.and_then(|pass| pass.reserved_bytes) {
+    if let Some(bytes) = first.and_then(|variant| variant.reserved_bytes) {
         line += &format!("  {}", format_bytes(bytes));
     }
     if let (Some(flat), Some(comparison)) = (&record.flat, record.comparison) {
@@ -50,29 +50,29 @@ pub fn step_line(record: &StepRecord, total_steps: usize, metrics: &[&str]) -> S
     line
 }
 
-/// What was achieved over a compared run, as ratios of sums over its steps.
+/// The comparison over a whole run, from sums over its steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
-    /// Both bounds, for the steps made.
+    /// Both bounds of the compared steps.
     pub bound: StepBound,
     /// Flat seconds over tree seconds.
     pub speedup: f64,
-    /// Median over the steps of speed-up over step bound.
+    /// Median over the steps of the speed-up divided by the step bound.
     pub median_share_of_bound: f64,
     /// Largest relative deviation of the losses.
     pub largest_loss_deviation: f64,
-    /// Largest relative deviation of the gradients' norms.
+    /// Largest relative deviation of the gradient norms.
     pub largest_gradient_deviation: f64,
-    /// Flat seconds over tree seconds of log-probabilities computed before steps, if there were
-    /// any.
+    /// Flat seconds over tree seconds of the log-probabilities computed at the beginning of
+    /// batches, if any.
     pub log_prob_speedup: Option<f64>,
-    /// Steps compared.
+    /// Number of timed steps.
     pub steps: usize,
 }
 
 impl Comparison {
-    /// Compares the passes of all steps that made both, but the first, in which allocators and
-    /// caches warm up (unless it is the only one).
+    /// Compares the variants over all steps that have both. The first step is not timed, because
+    /// allocators and caches warm up, unless it is the only one.
     pub fn new(records: &[StepRecord], cost: &ModelCost) -> Option<Self> {
         let compared: Vec<_> = records
             .iter()
@@ -86,20 +86,23 @@ impl Comparison {
         } else {
             &compared[..]
         };
-        let sum = |passes: &mut dyn Iterator<Item = &PassRecord>| {
-            passes.fold((StepCounts::default(), 0.0), |(counts, seconds), pass| {
-                (counts + pass.counts(), seconds + pass.seconds)
-            })
+        let sum = |variants: &mut dyn Iterator<Item = &VariantRecord>| {
+            variants.fold(
+                (StepCounts::default(), 0.0),
+                |(counts, seconds), variant| (counts + variant.counts(), seconds + variant.seconds),
+            )
         };
-        let (tree, tree_seconds) = sum(&mut timed.iter().map(|passes| passes.0));
-        let (flat, flat_seconds) = sum(&mut timed.iter().map(|passes| passes.1));
+        let (tree, tree_seconds) = sum(&mut timed.iter().map(|variants| variants.0));
+        let (flat, flat_seconds) = sum(&mut timed.iter().map(|variants| variants.1));
         let largest = |deviation: fn(&ComparisonRecord) -> f64| {
             let deviations = compared.iter().map(|(_, _, c)| deviation(c));
             deviations.fold(0.0, f64::max)
         };
-        let log_prob_seconds = |pass: fn(&StepRecord) -> Option<&PassRecord>| {
-            let passes = records.iter().filter_map(pass);
-            passes.filter_map(|pass| pass.log_prob_seconds).sum::<f64>()
+        let log_prob_seconds = |variant: fn(&StepRecord) -> Option<&VariantRecord>| {
+            let variants = records.iter().filter_map(variant);
+            variants
+                .filter_map(|variant| variant.log_prob_seconds)
+                .sum::<f64>()
         };
         let [tree_log_probs, flat_log_probs] = [
             log_prob_seconds(|record| record.tree.as_ref()),
@@ -122,35 +125,39 @@ impl Comparison {
     }
 }
 
-/// Tokens and model FLOPs a second of one kind of pass, over all steps but the first.
+/// Tokens and model FLOPs per second of one variant, over all steps but the first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Throughput {
     /// Median seconds of a step.
     pub seconds_per_step: f64,
-    /// Tokens computed a second.
+    /// Computed tokens per second.
     pub tokens_per_second: f64,
-    /// Model FLOPs a second.
+    /// Model FLOPs per second.
     pub flops_per_second: f64,
 }
 
 impl Throughput {
-    /// Measures the passes that `pass` finds in the records. `None` if there are none.
+    /// The throughput of the variant that `variant` selects. `None` without records.
     pub fn new(
         records: &[StepRecord],
-        pass: fn(&StepRecord) -> Option<&PassRecord>,
+        variant: fn(&StepRecord) -> Option<&VariantRecord>,
     ) -> Option<Self> {
-        let all: Vec<&PassRecord> = records.iter().filter_map(pass).collect();
+        let all: Vec<&VariantRecord> = records.iter().filter_map(variant).collect();
         let timed = if all.len() > 1 { &all[1..] } else { &all[..] };
-        let seconds: f64 = timed.iter().map(|pass| pass.seconds).sum();
+        let seconds: f64 = timed.iter().map(|variant| variant.seconds).sum();
         (!timed.is_empty()).then(|| Self {
-            seconds_per_step: median(timed.iter().map(|pass| pass.seconds).collect()),
-            tokens_per_second: timed.iter().map(|pass| pass.tokens as f64).sum::<f64>() / seconds,
-            flops_per_second: timed.iter().map(|pass| pass.flops).sum::<f64>() / seconds,
+            seconds_per_step: median(timed.iter().map(|variant| variant.seconds).collect()),
+            tokens_per_second: timed
+                .iter()
+                .map(|variant| variant.tokens as f64)
+                .sum::<f64>()
+                / seconds,
+            flops_per_second: timed.iter().map(|variant| variant.flops).sum::<f64>() / seconds,
         })
     }
 }
 
-/// A table of a title and rows of a name and values, the values aligned to the right.
+/// A table with a header and rows of a name and values, the values right-aligned.
 pub fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(UTF8_BORDERS_ONLY).set_header(header);
@@ -165,7 +172,7 @@ pub fn table(header: &[&str], rows: Vec<Vec<String>>) -> String {
     table.to_string()
 }
 
-/// A rate in TFLOP/s with three digits, of small devices, too.
+/// A rate in TFLOP/s with three significant digits.
 pub fn tera(flops_per_second: f64) -> String {
     let rate = flops_per_second / 1e12;
     match rate {
@@ -176,7 +183,7 @@ pub fn tera(flops_per_second: f64) -> String {
     }
 }
 
-/// A count with its thousands set apart: `367 389`.
+/// A count with separated thousands: `367 389`.
 pub fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -192,10 +199,10 @@ pub fn grouped(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objective::Metrics;
+    use crate::loss::Metrics;
 
-    fn pass(seconds: f64, tokens: u64) -> PassRecord {
-        PassRecord {
+    fn variant(seconds: f64, tokens: u64) -> VariantRecord {
+        VariantRecord {
             loss: 2.0,
             loss_scale: None,
             gradient_norm: 1.0,
@@ -218,8 +225,8 @@ mod tests {
             step,
             epoch: 1,
             learning_rate: 1e-3,
-            tree: Some(pass(tree_seconds, 10)),
-            flat: Some(pass(flat_seconds, 40)),
+            tree: Some(variant(tree_seconds, 10)),
+            flat: Some(variant(flat_seconds, 40)),
             comparison: Some(ComparisonRecord {
                 relative_loss_deviation: step as f64 * 1e-7,
                 relative_gradient_deviation: step as f64 * 1e-6,

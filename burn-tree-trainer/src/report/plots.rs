@@ -1,4 +1,4 @@
-//! Pictures of a run: the loss curve and the speed-up, as PNG.
+//! Plots of a run as PNG: the loss curve, the speed-up and metrics.
 
 use std::ops::Range;
 use std::path::Path;
@@ -8,7 +8,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::{FontStyle, register_font};
 
-use crate::report::metrics::{ComparisonRecord, PassRecord, StepRecord};
+use crate::report::metrics::{ComparisonRecord, StepRecord, VariantRecord};
 use crate::run::atomic;
 
 const TREE: RGBColor = RGBColor(31, 111, 180);
@@ -16,18 +16,18 @@ const FLAT: RGBColor = RGBColor(236, 129, 34);
 const VALIDATION: RGBColor = RGBColor(60, 140, 70);
 const GRID: RGBColor = RGBColor(228, 228, 228);
 const TEXT: RGBColor = RGBColor(60, 60, 60);
-/// The font that plotters falls back to for names it does not know.
+/// The font that plotters uses for unknown names.
 const FONT: &str = "sans-serif";
 
 type Figure<'a> = DrawingArea<BitMapBackend<'a>, Shift>;
-/// What can go wrong with a picture.
+/// The error of a plot.
 pub type PlotError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Draws the loss of every step, over steps and over training time; both passes where the run
+/// Plots the loss of every step over steps and over training time, of both variants if the run
 /// compares them.
 ///
 /// # Errors
-/// If there are no records, or the file cannot be written; an existing file then stays as it was.
+/// If there are no records, or the file cannot be written; an existing file is then unchanged.
 pub fn loss_curve(path: &Path, records: &[StepRecord]) -> Result<(), PlotError> {
     let tree = Curve::new(records, |record| record.tree.as_ref());
     let flat = Curve::new(records, |record| record.flat.as_ref());
@@ -53,7 +53,7 @@ pub fn loss_curve(path: &Path, records: &[StepRecord]) -> Result<(), PlotError> 
             .y_label_area_size(64)
             .build_cartesian_2d(0.0..last_step * 1.02, y.clone())?;
         mesh(&mut chart, "optimizer step", "loss")?;
-        // The flat curve is the wider one, so that both are seen where they coincide.
+        // The flat curve is wider, so that both are visible where they coincide.
         for (curve, name, color, width) in [
             (&flat, "separate trajectories", FLAT, 6),
             (&tree, "trees", TREE, 2),
@@ -99,10 +99,10 @@ pub fn loss_curve(path: &Path, records: &[StepRecord]) -> Result<(), PlotError> 
     })
 }
 
-/// Draws the speed-up of every compared step, between 1 and its two bounds.
+/// Plots the speed-up of every compared step with its two bounds.
 ///
 /// # Errors
-/// If no step was compared, or the file cannot be written; an existing file then stays as it was.
+/// If no step was compared, or the file cannot be written; an existing file is then unchanged.
 pub fn speedup(path: &Path, records: &[StepRecord]) -> Result<(), PlotError> {
     let compared: Vec<_> = records
         .iter()
@@ -127,7 +127,7 @@ pub fn speedup(path: &Path, records: &[StepRecord]) -> Result<(), PlotError> {
         mesh(
             &mut chart,
             "optimizer step",
-            "times faster than separate trajectories",
+            "speed-up over separate trajectories",
         )?;
         let bar = |&(step, c): &(f64, ComparisonRecord)| {
             Rectangle::new(
@@ -148,7 +148,7 @@ pub fn speedup(path: &Path, records: &[StepRecord]) -> Result<(), PlotError> {
         ];
         for (name, color, bound) in bounds {
             let style = color.stroke_width(3);
-            // One short line over each bar: the bound differs from step to step.
+            // One short line above each bar, because the bound differs between steps.
             let line = |(step, c): &(f64, _)| {
                 PathElement::new([(step - 0.46, bound(c)), (step + 0.46, bound(c))], style)
             };
@@ -164,22 +164,22 @@ pub fn speedup(path: &Path, records: &[StepRecord]) -> Result<(), PlotError> {
     })
 }
 
-/// Draws what the objective measured in every step, a panel for each of `names`; both passes where
-/// the run compares them. Metrics that no step has are left out.
+/// Plots the metrics `names` of every step, one panel each, of both variants if the run compares
+/// them. Metrics without values are left out.
 ///
 /// # Errors
-/// If there is nothing to draw, or the file cannot be written; an existing file then stays as it was.
+/// If there are no values, or the file cannot be written; an existing file is then unchanged.
 pub fn metrics(path: &Path, records: &[StepRecord], names: &[&str]) -> Result<(), PlotError> {
     const WIDTH: u32 = 480;
     const HEIGHT: u32 = 320;
-    type PassOf = fn(&StepRecord) -> Option<&PassRecord>;
-    let passes: [(PassOf, RGBColor, u32); 2] = [
+    type VariantOf = fn(&StepRecord) -> Option<&VariantRecord>;
+    let variants: [(VariantOf, RGBColor, u32); 2] = [
         (|record| record.flat.as_ref(), FLAT, 6),
         (|record| record.tree.as_ref(), TREE, 2),
     ];
-    let points = |name: &str, pass: PassOf| -> Vec<(f64, f64)> {
+    let points = |name: &str, variant: VariantOf| -> Vec<(f64, f64)> {
         let point = |record: &StepRecord| {
-            let value = *pass(record)?.metrics.get(name)?;
+            let value = *variant(record)?.metrics.get(name)?;
             Some((record.step as f64, value))
         };
         records.iter().filter_map(point).collect()
@@ -187,7 +187,9 @@ pub fn metrics(path: &Path, records: &[StepRecord], names: &[&str]) -> Result<()
     let panels: Vec<_> = names
         .iter()
         .filter_map(|name| {
-            let all = passes.iter().flat_map(|(pass, ..)| points(name, *pass));
+            let all = variants
+                .iter()
+                .flat_map(|(variant, ..)| points(name, *variant));
             Some((name, padded(all.map(|point| point.1))?))
         })
         .collect();
@@ -215,8 +217,8 @@ pub fn metrics(path: &Path, records: &[StepRecord], names: &[&str]) -> Result<()
                 .label_style((FONT, 14).into_font().color(&TEXT))
                 .x_desc("optimizer step")
                 .draw()?;
-            for (pass, color, width) in passes {
-                let line = LineSeries::new(points(name, pass), color.stroke_width(width));
+            for (variant, color, width) in variants {
+                let line = LineSeries::new(points(name, variant), color.stroke_width(width));
                 chart.draw_series(line)?;
             }
         }
@@ -224,16 +226,19 @@ pub fn metrics(path: &Path, records: &[StepRecord], names: &[&str]) -> Result<()
     })
 }
 
-/// The losses of one kind of pass.
+/// The losses of one variant.
 struct Curve {
     steps: Vec<f64>,
     losses: Vec<f64>,
-    /// Training time up to and including the step.
+    /// Accumulated training time after each step.
     seconds: Vec<f64>,
 }
 
 impl Curve {
-    fn new(records: &[StepRecord], pass: impl Fn(&StepRecord) -> Option<&PassRecord>) -> Self {
+    fn new(
+        records: &[StepRecord],
+        variant: impl Fn(&StepRecord) -> Option<&VariantRecord>,
+    ) -> Self {
         let mut curve = Self {
             steps: vec![],
             losses: vec![],
@@ -241,10 +246,10 @@ impl Curve {
         };
         let mut elapsed = 0.0;
         for record in records {
-            if let Some(pass) = pass(record) {
-                elapsed += pass.seconds;
+            if let Some(variant) = variant(record) {
+                elapsed += variant.seconds;
                 curve.steps.push(record.step as f64);
-                curve.losses.push(pass.loss);
+                curve.losses.push(variant.loss);
                 curve.seconds.push(elapsed);
             }
         }
@@ -252,7 +257,7 @@ impl Curve {
     }
 }
 
-/// A range with a margin around the finite values; `None` if there are none.
+/// A range with a margin around the finite values; `None` without any.
 fn padded(values: impl Iterator<Item = f64>) -> Option<Range<f64>> {
     let (low, high) = values
         .filter(|value| value.is_finite())
@@ -308,7 +313,7 @@ fn legend<'a, 'b: 'a>(
     Ok(())
 }
 
-/// Draws into memory, then writes the file in one go.
+/// Draws into memory, then writes the file atomically.
 fn draw(
     path: &Path,
     (width, height): (u32, u32),
@@ -316,7 +321,7 @@ fn draw(
 ) -> Result<(), PlotError> {
     static FONT_REGISTERED: Once = Once::new();
     FONT_REGISTERED.call_once(|| {
-        // A font of our own: there may be none on a server.
+        // A bundled font, because a server may have none.
         let font = epaint_default_fonts::UBUNTU_LIGHT;
         let _ = register_font(FONT, FontStyle::Normal, font);
     });
@@ -340,10 +345,10 @@ fn draw(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objective::Metrics;
+    use crate::loss::Metrics;
 
     fn records(steps: usize) -> Vec<StepRecord> {
-        let pass = |step: usize, seconds: f64| PassRecord {
+        let variant = |step: usize, seconds: f64| VariantRecord {
             loss: 2.0 + 4.0 / step as f64,
             gradient_norm: 1.0,
             seconds: seconds + 0.1 * (step % 3) as f64,
@@ -364,8 +369,8 @@ mod tests {
                 step,
                 epoch: 1,
                 learning_rate: 1e-3,
-                tree: Some(pass(step, 1.0)),
-                flat: Some(pass(step, 4.2)),
+                tree: Some(variant(step, 1.0)),
+                flat: Some(variant(step, 4.2)),
                 comparison: Some(ComparisonRecord {
                     relative_loss_deviation: 1e-7,
                     relative_gradient_deviation: 1e-7,
@@ -395,14 +400,9 @@ mod tests {
         );
         loss_curve(&loss, &records(12)).unwrap();
         speedup(&faster, &records(12)).unwrap();
-        let objective = folder.path().join("objective.png");
-        metrics(
-            &objective,
-            &records(12),
-            &["clip fraction", "none of these"],
-        )
-        .unwrap();
-        assert_eq!(png_size(&objective), (480, 320));
+        let panels = folder.path().join("metrics.png");
+        metrics(&panels, &records(12), &["clip fraction", "none of these"]).unwrap();
+        assert_eq!(png_size(&panels), (480, 320));
         assert_eq!(png_size(&loss), (1280, 520));
         assert_eq!(png_size(&faster), (900, 520));
     }

@@ -1,4 +1,4 @@
-//! The tables and pictures around a run.
+//! Tables and plots at the beginning and the end of a run.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use burn_tree_train::{ModelCost, StepBound, StepCounts};
 use tree_pack::{PackError, RewardStats};
 
 use crate::data::Data;
-use crate::memory::{MemoryEstimate, StepSize, available_memory, format_bytes};
+use crate::memory::{MemoryEstimate, StepRows, available_memory, format_bytes};
 use crate::options::RunArgs;
 use crate::plan::{Plans, Sharing, StepPlan};
 use crate::report::metrics::StepRecord;
@@ -16,7 +16,7 @@ use crate::report::{Comparison, Throughput, grouped, table};
 use crate::run::GemmRate;
 use burn_tree_models::{ModelConfig, ModelSize};
 
-/// What is trained.
+/// Prints the numbers of tasks, trajectories and tokens.
 pub fn print_data(data: &Data, tasks: usize) {
     let tokens: usize = data
         .training
@@ -36,43 +36,40 @@ pub fn print_data(data: &Data, tasks: usize) {
         grouped(trained as u64),
     );
     if !data.validation.is_empty() {
-        println!(
-            "Validation: {} trajectories of other tasks",
-            data.validation.len()
-        );
+        println!("Validation: {} trajectories", data.validation.len());
     }
     if data.untrained_tasks > 0 {
         println!(
-            "Left out: {} tasks without a trained token",
+            "Dropped: {} tasks without a trained token",
             grouped(data.untrained_tasks as u64)
         );
     }
     if data.truncated + data.dropped > 0 {
         println!(
-            "Length limit: {} trajectories cut, {} left out",
+            "Length limit: {} trajectories truncated, {} dropped",
             data.truncated, data.dropped
         );
     }
 }
 
-/// Parameters that the first step did not reach.
+/// Prints the parameters without a gradient in the first step.
 pub fn print_without_gradient(names: &[String]) {
     if let [first, others @ ..] = names {
         println!(
-            "Without a gradient in the first step: {first}{}",
+            "Parameters without a gradient in the first step: {first}{}",
             match others.len() {
                 0 => String::new(),
-                count => format!(" and {count} other parameters"),
+                count => format!(" and {count} others"),
             }
         );
     }
 }
 
-/// What the rollouts earned.
+/// Prints statistics of the rewards.
 pub fn print_rewards(rewards: &RewardStats) {
     println!(
-        "Rewards: {} rollouts of {} tasks, mean {:.3}, from {} to {}; the rollouts of {} tasks all have \
-         the same and teach nothing",
+        "Rewards: {} rollouts of {} tasks, mean {:.3}, from {} to {}; {} tasks with equal rewards, \
+         which have no advantages",
         grouped(rewards.rollouts as u64),
         grouped(rewards.groups as u64),
         rewards.mean,
@@ -82,11 +79,11 @@ pub fn print_rewards(rewards: &RewardStats) {
     );
 }
 
-/// How much faster steps on trees can be, over one pass through the data.
+/// Prints the bounds on the speed-up over one epoch.
 pub fn print_bounds(size: &ModelSize, plans: &Plans, sharing: Sharing) -> Result<()> {
     let tree_counts = match epoch_counts(&plans.tree) {
         Err(error @ PackError::TreeOverBudget { .. }) if sharing != Sharing::Tree => {
-            println!("Some tasks do not fit as trees: {error}");
+            println!("Some tasks exceed the token budget as trees: {error}");
             return Ok(());
         }
         counts => counts?,
@@ -109,7 +106,7 @@ pub fn print_bounds(size: &ModelSize, plans: &Plans, sharing: Sharing) -> Result
     println!(
         "{}",
         table(
-            &["One epoch", "separate", "trees", "less by"],
+            &["One epoch", "separate", "trees", "ratio"],
             vec![
                 row("tokens computed", |counts| counts.tokens),
                 row("visible query-key pairs", |counts| counts.visible_pairs),
@@ -125,7 +122,7 @@ pub fn print_bounds(size: &ModelSize, plans: &Plans, sharing: Sharing) -> Result
         )
     );
     println!(
-        "Prefix overlap ratio (POR) {:.3}: at most {:.2}x by tokens, {:.2}x by FLOPs of a step",
+        "Prefix overlap ratio (POR) {:.3}, token bound {:.2}x, step bound {:.2}x",
         bound.por, bound.token_bound, bound.step_bound
     );
     Ok(())
@@ -139,26 +136,26 @@ fn epoch_counts(plan: &StepPlan) -> Result<StepCounts, PackError> {
     Ok(counts)
 }
 
-/// Memory that the run will need, with a warning if the system has less.
+/// Prints the estimated memory, with a warning if the system has less.
 pub fn print_memory(
     args: &RunArgs,
     config: &ModelConfig,
     size: &ModelSize,
     plans: &Plans,
 ) -> Result<()> {
-    let run = args.run_size();
+    let run = args.memory_options();
     let mut steps = Vec::new();
     for &sharing in args.comparison.sharings() {
         let plans = match sharing {
             Sharing::Tree => &[&plans.tree][..],
             Sharing::Flat => &[&plans.flat],
-            // Each task takes one of the two.
+            // Each task is computed one way or the other.
             Sharing::Auto => &[&plans.tree, &plans.flat],
         };
         for plan in plans {
             for step in 0..plan.steps_per_epoch() {
                 match plan.packs(step) {
-                    Ok(step) => steps.push(StepSize::of_packs(&step.packs, config.is_hybrid())),
+                    Ok(step) => steps.push(StepRows::of_packs(&step.packs, config.is_hybrid())),
                     Err(PackError::TreeOverBudget { .. }) if sharing == Sharing::Auto => {}
                     Err(error) => return Err(error.into()),
                 }
@@ -169,7 +166,7 @@ pub fn print_memory(
     let parts = parts.filter(|pack| pack.parent.is_some()).count();
     if parts > 0 {
         println!(
-            "Partitioned: {} packs of an epoch continue trees of other packs",
+            "Partitioning: {} packs per epoch continue other packs",
             grouped(parts as u64)
         );
     }
@@ -182,8 +179,8 @@ pub fn print_memory(
         grouped(size.trained_parameters)
     );
     println!(
-        "Memory estimate: {} (parameters {}, gradients {}, optimizer {}, activations of packs of {} \
-         rows {}{})",
+        "Memory estimate: {} (parameters {}, gradients {}, optimizer {}, activations of packs of \
+         {} rows {}{})",
         format_bytes(estimate.total()),
         format_bytes(estimate.parameters),
         format_bytes(estimate.gradients),
@@ -192,19 +189,19 @@ pub fn print_memory(
         format_bytes(estimate.activations),
         match estimate.gateways {
             0 => String::new(),
-            bytes => format!(", what parts continue from {}", format_bytes(bytes)),
+            bytes => format!(", past context of parts {}", format_bytes(bytes)),
         },
     );
     if let Some(available) = available_memory().filter(|&bytes| bytes < estimate.total()) {
         eprintln!(
-            "warning: only {} of memory are available; a smaller --token-budget or model needs less",
+            "warning: only {} of memory are available; reduce --token-budget or use --recompute",
             format_bytes(available)
         );
     }
     Ok(())
 }
 
-/// Writes the pictures of a run into its folder.
+/// Writes the plots of a run into its folder.
 pub fn draw(output: &Path, records: &[StepRecord], metrics: &[&str]) -> Result<()> {
     if records.is_empty() {
         return Ok(());
@@ -215,7 +212,7 @@ pub fn draw(output: &Path, records: &[StepRecord], metrics: &[&str]) -> Result<(
     };
     draw("loss.png", &|path| plots::loss_curve(path, records))?;
     if !metrics.is_empty() {
-        draw("objective.png", &|path| {
+        draw("metrics.png", &|path| {
             plots::metrics(path, records, metrics)
         })?;
     }
@@ -225,7 +222,7 @@ pub fn draw(output: &Path, records: &[StepRecord], metrics: &[&str]) -> Result<(
     Ok(())
 }
 
-/// Speeds, and the comparison where there is one.
+/// Prints the throughput, and the comparison if there are two variants.
 pub fn print_result(records: &[StepRecord], cost: &ModelCost, gemm: &GemmRate) {
     let giga = |rate: f64| format!("{:.1}", rate / 1e9);
     let mut rows = Vec::new();
@@ -250,11 +247,11 @@ pub fn print_result(records: &[StepRecord], cost: &ModelCost, gemm: &GemmRate) {
         }
     }
     let header = [
-        "Speed",
+        "Throughput",
         "median s/step",
         "tokens computed/s",
         "model GFLOP/s",
-        "of the GEMM rate",
+        "share of GEMM rate",
     ];
     println!("{}", table(&header, rows));
     let [rows, inner, columns] = gemm.shape;
@@ -284,7 +281,7 @@ pub fn print_result(records: &[StepRecord], cost: &ModelCost, gemm: &GemmRate) {
             format!("{:.2}x", comparison.speedup),
         ],
         vec![
-            "share of the step bound, median".into(),
+            "median share of the step bound".into(),
             format!("{:.2}", comparison.median_share_of_bound),
         ],
         vec![
@@ -292,7 +289,7 @@ pub fn print_result(records: &[StepRecord], cost: &ModelCost, gemm: &GemmRate) {
             format!("{:.1e}", comparison.largest_loss_deviation),
         ],
         vec![
-            "largest relative deviation of the gradients' norm".into(),
+            "largest relative deviation of the gradient norm".into(),
             format!("{:.1e}", comparison.largest_gradient_deviation),
         ],
     ];

@@ -1,24 +1,23 @@
-//! Time of work on a device that computes asynchronously.
+//! Timing of work on asynchronous devices.
 
 use std::time::Instant;
 
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 
-/// How often something is timed.
+/// Repetitions of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repetitions {
-    /// Runs before anything is timed: kernels are compiled and tuned, pools are filled.
+    /// Untimed runs, in which kernels are compiled and tuned and memory pools are filled.
     pub warm_up: usize,
-    /// Measurements, of which the median is taken.
+    /// Measurements, whose median is taken.
     pub samples: usize,
-    /// Runs of one measurement, submitted together, so that the time of submitting one hides
-    /// behind the work of the others.
+    /// Runs per measurement, submitted together, so that submission overlaps with the work.
     pub runs: usize,
 }
 
-/// Median seconds of one run of `work`, with the device idle before and after each measurement.
+/// Median seconds of one run of `work`. The device is idle before and after each measurement.
 ///
-/// Results are kept until the device is done with them: what nobody needs might not be computed.
+/// Results are kept until the device is done, because unused results might not be computed.
 ///
 /// # Panics
 /// If the device reports an error.
@@ -26,7 +25,7 @@ pub fn seconds<T>(device: &Device, repetitions: Repetitions, work: impl FnMut() 
     seconds_with_results(device, repetitions, work, drop)
 }
 
-/// As [`seconds`], and hands each result to `inspect`, outside of what is timed.
+/// As [`seconds`], and passes each result to `inspect`, untimed.
 ///
 /// # Panics
 /// If the device reports an error.
@@ -52,7 +51,7 @@ pub fn seconds_with_results<T>(
     median(samples.collect())
 }
 
-/// Waits until the device has nothing left to do.
+/// Waits until the device is idle.
 ///
 /// # Panics
 /// If the device reports an error.
@@ -62,8 +61,8 @@ pub fn wait(device: &Device) {
         .unwrap_or_else(|error| panic!("the device failed: {error}"));
 }
 
-/// FLOP/s of the matrix product `[rows, inner] x [inner, columns]` in `dtype`: the rate of the
-/// machine against which a training step is judged.
+/// FLOP/s of the matrix product `[rows, inner] x [inner, columns]` in `dtype`: the reference rate
+/// for training steps.
 pub fn product_rate(
     device: &Device,
     [rows, inner, columns]: [usize; 3],
@@ -76,7 +75,7 @@ pub fn product_rate(
     2.0 * rows as f64 * inner as f64 * columns as f64 / seconds
 }
 
-/// The middle value, or the mean of the two in the middle. NaN if there are none.
+/// The median; NaN without values.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let n = values.len();

@@ -1,5 +1,5 @@
-//! Files and folders that are there whole or not at all: written under a temporary name beside
-//! their place, then renamed.
+//! Atomic writes: files and folders are written under a temporary name in the same folder and then
+//! renamed.
 
 use std::fs;
 use std::io::{self, Write};
@@ -7,14 +7,14 @@ use std::path::Path;
 
 use tempfile::{Builder, NamedTempFile};
 
-/// How names of folders begin that are being filled.
+/// Prefix of the names of temporary folders.
 const UNFINISHED: &str = ".unfinished-";
 
-/// A temporary file in the folder of `path`, to be `persist`ed there.
+/// A temporary file in the folder of `path`, to be persisted there.
 pub fn temporary_file_for(path: &Path) -> io::Result<NamedTempFile> {
     let folder = folder_of(path);
     fs::create_dir_all(folder)?;
-    // The same extension: some writers choose the format by it.
+    // The same extension, because some writers choose the format by it.
     let suffix = match path.extension() {
         Some(extension) => format!(".{}", extension.display()),
         None => String::new(),
@@ -25,7 +25,7 @@ pub fn temporary_file_for(path: &Path) -> io::Result<NamedTempFile> {
     builder.tempfile_in(folder)
 }
 
-/// Writes `contents` to `path`.
+/// Writes `contents` to `path` atomically.
 pub fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
     let mut file = temporary_file_for(path)?;
     file.write_all(contents)?;
@@ -34,8 +34,8 @@ pub fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Fills a folder with `fill` under a temporary name and renames it to `path`, replacing a folder
-/// that is there. If anything fails, `path` is as it was.
+/// Fills a temporary folder with `fill` and renames it to `path`, replacing an existing folder. On
+/// failure, `path` is unchanged.
 pub fn write_folder<E: From<io::Error>>(
     path: &Path,
     fill: impl FnOnce(&Path) -> Result<(), E>,
@@ -54,12 +54,12 @@ pub fn write_folder<E: From<io::Error>>(
         fs::remove_dir_all(path)?;
     }
     fs::rename(unfinished.path(), path)?;
-    // Renamed: nothing is left to clean up under the temporary name.
+    // The folder was renamed, so there is nothing to remove.
     let _ = unfinished.keep();
     Ok(())
 }
 
-/// Removes what a process that was killed while it filled folders in `parent` has left there.
+/// Removes temporary folders in `parent` that a killed process left behind.
 pub fn remove_unfinished(parent: &Path) -> io::Result<()> {
     for entry in fs::read_dir(parent)? {
         let entry = entry?;
@@ -76,7 +76,7 @@ fn folder_of(path: &Path) -> &Path {
         .unwrap_or(Path::new("."))
 }
 
-/// Temporary files are private by default; these become the user's ordinary files.
+/// Temporary files are private by default; these get the default permissions of the user.
 #[cfg(unix)]
 fn readable_by_all(builder: &mut Builder<'_, '_>, mode: u32) {
     use std::os::unix::fs::PermissionsExt;

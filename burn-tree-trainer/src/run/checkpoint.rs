@@ -1,10 +1,10 @@
-//! Checkpoints from which a run continues exactly: the model's and the optimizer's records in
-//! Burn's own format, and where in the data the run is.
+//! Checkpoints for exact resumption: the records of model and optimizer in Burn's format, and the
+//! position in the data.
 //!
 //! A checkpoint is a folder `step-00000012` with `model.bpk`, `optimizer.bpk` and `state.json`. It
 //! is written under a temporary name and renamed when complete, so a folder with the final name is
-//! always whole. (safetensors files do not keep parameter ids, by which the optimizer's state
-//! is found; they are for exchange with other programs.)
+//! always complete. (safetensors files have no parameter ids, which the optimizer's state is
+//! matched by.)
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,17 +25,17 @@ const OPTIMIZER_FILE: &str = "optimizer.bpk";
 const STATE_FILE: &str = "state.json";
 const FORMAT_VERSION: u32 = 1;
 
-/// Where a run is, and what it was started with.
+/// The position and the settings of a run.
 ///
-/// The data order and the learning rate are functions of `settings` and `completed_steps`, so
-/// there is no generator state to keep.
+/// The data order and the learning rate are functions of `settings` and `completed_steps`, so no
+/// generator state is stored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunState {
     /// Version of the checkpoint format.
     pub format_version: u32,
-    /// Optimizer steps made.
+    /// Completed optimizer steps.
     pub completed_steps: usize,
-    /// Everything that decides how the run goes on: a resumed run must be given the same values.
+    /// All settings that affect the results. A resumed run must have the same values.
     pub settings: BTreeMap<String, Value>,
 }
 
@@ -49,7 +49,7 @@ impl RunState {
         }
     }
 
-    /// Refuses to go on with other settings than the run was started with.
+    /// Checks that the settings of a resumed run are unchanged.
     pub fn check_settings(&self, now: &BTreeMap<String, Value>) -> Result<(), CheckpointError> {
         let names = self.settings.keys().chain(now.keys());
         for name in names {
@@ -67,7 +67,7 @@ impl RunState {
     }
 }
 
-/// A checkpoint that cannot be written or used.
+/// Errors of a checkpoint.
 #[derive(Debug, Error)]
 pub enum CheckpointError {
     /// A file or folder cannot be read or written.
@@ -75,10 +75,10 @@ pub enum CheckpointError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system reports.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The folder of the checkpoint cannot be made.
+    /// The folder of the checkpoint cannot be created.
     #[error("checkpoint: {0}")]
     Folder(#[from] io::Error),
     /// A record cannot be read, written or applied.
@@ -86,33 +86,33 @@ pub enum CheckpointError {
     Record {
         /// The file.
         path: PathBuf,
-        /// What Burn reports.
+        /// The error of Burn.
         source: RecordError,
     },
-    /// The state file is not one.
-    #[error("{}: not the state of a run: {source}", path.display())]
+    /// The state file is invalid.
+    #[error("{}: invalid checkpoint state: {source}", path.display())]
     State {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         source: serde_json::Error,
     },
     /// The checkpoint was written by another version of the program.
-    #[error("{}: format version {found}, this program reads {FORMAT_VERSION}", path.display())]
+    #[error("{}: format version {found}, expected {FORMAT_VERSION}", path.display())]
     Version {
         /// The state file.
         path: PathBuf,
-        /// Version it has.
+        /// Its version.
         found: u32,
     },
-    /// There is nothing to resume from.
-    #[error("{}: holds no checkpoint (a folder named step-…)", .0.display())]
+    /// There is no checkpoint.
+    #[error("{}: no checkpoint found (a folder named step-…)", .0.display())]
     None(
         /// The folder searched.
         PathBuf,
     ),
-    /// The run was started with another setting.
-    #[error("the run was started with {name} = {then}, but is to go on with {name} = {now}")]
+    /// A setting differs from that of the run.
+    #[error("the run was started with {name} = {then}, got {name} = {now}")]
     OtherSettings {
         /// Name of the setting.
         name: String,
@@ -123,8 +123,8 @@ pub enum CheckpointError {
     },
 }
 
-/// Writes a checkpoint into `folder` and returns its path; older ones beyond the newest `keep` are
-/// removed after it is complete.
+/// Writes a checkpoint into `folder` and returns its path. When it is complete, all but the newest
+/// `keep` checkpoints are removed.
 pub fn save<M: Module>(
     folder: &Path,
     state: &RunState,
@@ -156,7 +156,7 @@ pub fn save<M: Module>(
     Ok(complete)
 }
 
-/// The checkpoint meant by `path`: the folder itself if it is one, else the newest in it or in its
+/// The checkpoint at `path`: the folder itself if it is one, else the newest one in it or in its
 /// `checkpoints` folder.
 pub fn find(path: &Path) -> Result<PathBuf, CheckpointError> {
     if path.join(STATE_FILE).is_file() {
@@ -172,7 +172,7 @@ pub fn find(path: &Path) -> Result<PathBuf, CheckpointError> {
     Err(CheckpointError::None(path.into()))
 }
 
-/// Reads where the run of a checkpoint was.
+/// Reads the state of a checkpoint.
 pub fn load_state(checkpoint: &Path) -> Result<RunState, CheckpointError> {
     let path = checkpoint.join(STATE_FILE);
     let text = fs::read(&path).map_err(io_error(&path))?;
@@ -190,13 +190,13 @@ pub fn load_state(checkpoint: &Path) -> Result<RunState, CheckpointError> {
     Ok(state)
 }
 
-/// Loads the parameters, with their ids, into a model of the same shape.
+/// Loads the parameters and their ids into a model of the same shape.
 pub fn load_model<M: Module>(checkpoint: &Path, model: M) -> Result<M, CheckpointError> {
     let path = checkpoint.join(MODEL_FILE);
     model.try_load_file(&path).map_err(record_error(&path))
 }
 
-/// Loads the optimizer's state; its parameter groups must be those of the model loaded with
+/// Loads the optimizer state. Its parameter groups must be those of the model loaded with
 /// [`load_model`].
 pub fn load_optimizer(
     checkpoint: &Path,
@@ -206,7 +206,7 @@ pub fn load_optimizer(
     optimizer.load(&path).map_err(record_error(&path))
 }
 
-/// Complete checkpoints in ascending order of step.
+/// The complete checkpoints, in ascending order of step.
 fn list(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).map_err(io_error(folder))? {
@@ -291,7 +291,7 @@ mod tests {
         let mut optimizer = load_optimizer(&newest, optimizer).unwrap();
         assert_eq!(weights(&step(layer, &mut optimizer, &device)), expected);
 
-        // Only the two newest are kept, and nothing unfinished.
+        // Only the two newest are kept, and no temporary folders.
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 
@@ -311,7 +311,7 @@ mod tests {
             .unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the run was started with seed = 7, but is to go on with seed = 8"
+            "the run was started with seed = 7, got seed = 8"
         );
     }
 

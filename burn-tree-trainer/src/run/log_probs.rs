@@ -1,5 +1,5 @@
-//! Log-probabilities of recorded tokens under a model, computed on the packs of a plan without
-//! gradients and kept with the data.
+//! Log-probabilities of recorded tokens, computed with a model on the packs of a plan without
+//! gradients and stored in its data.
 
 use burn::backend::ExecutionError;
 use burn::module::Module;
@@ -10,29 +10,29 @@ use tree_pack::{PackedStep, Trajectory};
 
 use crate::optim::optimizer_step::{self, Trainer};
 use crate::plan::StepPlan;
-use crate::run::pass::PassError;
+use crate::run::variant::VariantError;
 
-/// Whose log-probabilities they are.
+/// Which log-probabilities are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogProbs {
-    /// Of the policy before a batch of updates.
+    /// Those under the old policy.
     Old,
-    /// Of the reference policy.
+    /// Those under the reference policy.
     Reference,
 }
 
-/// Computes log-probabilities of all trained tokens of some tasks under the trainer's model, in the
-/// dtypes of a step, and sets them in the data of the plan. `steps` are the tasks of each step: the
-/// packs are those of the steps, so that a step that follows computes the very same numbers.
+/// Computes log-probabilities of all trained tokens of some tasks with the trainer's model, in the
+/// dtypes of training, and stores them in the data of the plan. `steps` are the tasks of each step:
+/// the packs are those of the steps, so the following steps compute exactly the same values.
 ///
 /// # Errors
-/// [`PassError`] if the tasks cannot be packed, their packs contradict each other, or the device fails.
+/// [`VariantError`] if the tasks cannot be packed, the packs are inconsistent, or the device fails.
 pub fn compute<M: Module + TreeModel>(
     which: LogProbs,
     plan: &mut StepPlan,
     steps: &[Vec<usize>],
     trainer: &Trainer<M>,
-) -> Result<(), PassError> {
+) -> Result<(), VariantError> {
     let worker = trainer.precision.shadow(&trainer.model);
     for tasks in steps {
         let step = plan.packs_of_every_token(tasks)?;
@@ -44,11 +44,11 @@ pub fn compute<M: Module + TreeModel>(
     Ok(())
 }
 
-/// Where log-probabilities of recorded tokens come from.
+/// The source of log-probabilities of recorded tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogProbSource {
-    /// The data, if they have them, else the model.
+    /// The data if they have them, else the model.
     #[default]
     Auto,
     /// The data.
@@ -58,10 +58,11 @@ pub enum LogProbSource {
 }
 
 impl LogProbSource {
-    /// Whether the model is to compute them, given the data.
+    /// Whether the model computes them, given the data.
     ///
     /// # Errors
-    /// The first trajectory without, if the data have to have them, or others have.
+    /// The first trajectory without log-probabilities, if they are required or other trajectories
+    /// have them.
     pub fn is_model(self, which: LogProbs, data: &[Trajectory]) -> Result<bool, MissingLogProbs> {
         let has = |trajectory: &Trajectory| match which {
             LogProbs::Old => trajectory.old_log_probs.is_some(),
@@ -84,11 +85,11 @@ impl LogProbSource {
 /// A trajectory without log-probabilities.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "task {task_id:?}, rollout {rollout_id:?} has no {field}; let the model compute them for all, or \
-     give them for all"
+    "task {task_id:?}, rollout {rollout_id:?} has no {field}; give them for all trajectories, or \
+     have the model compute them"
 )]
 pub struct MissingLogProbs {
-    /// Their name in the data.
+    /// Name of the column.
     pub field: &'static str,
     /// The task.
     pub task_id: String,
@@ -97,7 +98,7 @@ pub struct MissingLogProbs {
 }
 
 impl LogProbs {
-    /// Their name in the data.
+    /// The name of the column in the data.
     pub fn field(self) -> &'static str {
         match self {
             Self::Old => "old_logps",
@@ -106,7 +107,7 @@ impl LogProbs {
     }
 }
 
-/// Distributes the log-probabilities of the occurrences of every pack to the trajectories.
+/// Assigns the log-probabilities of the occurrences of every pack to the trajectories.
 fn set(
     which: LogProbs,
     plan: &mut StepPlan,

@@ -1,12 +1,12 @@
-//! A run: its folder, where it starts, its training loop, and what it reports at the end.
+//! A run: its folder, checkpoint to resume, training loop and final report.
 
 pub mod atomic;
 pub mod checkpoint;
 pub mod log_probs;
 pub mod model_source;
-pub mod pass;
 pub mod settings;
 pub mod setup;
+pub mod variant;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,8 +16,8 @@ use burn::tensor::{Device, FloatDType};
 use indicatif::{ProgressBar, ProgressStyle};
 use tree_pack::PackedStep;
 
+use crate::loss::TrainingLoss;
 use crate::memory::{format_bytes, index_memory, peak_memory};
-use crate::objective::Objective;
 use crate::optim::adamw::adamw;
 use crate::optim::optimizer_step::Trainer;
 use crate::options::{RunArgs, ValidationArgs};
@@ -29,12 +29,12 @@ use crate::report::metrics::{MetricsLog, StepRecord};
 use crate::report::summary;
 use crate::report::timing::{Repetitions, product_rate};
 use crate::run::checkpoint::RunState;
-use crate::run::pass::{Pass, Prediction, compare};
 use crate::run::settings::Settings;
 use crate::run::setup::Setup;
+use crate::run::variant::{TimePrediction, Variant, compare};
 use burn_tree_models::{CausalLm, ModelConfig};
 
-/// A run in its folder.
+/// A training run with its output folder.
 pub struct Run<'a> {
     args: &'a RunArgs,
     setup: &'a Setup,
@@ -48,41 +48,37 @@ pub struct Run<'a> {
     gemm: GemmRate,
 }
 
-/// What a run validates on.
-pub struct Validation<O> {
+/// The validation of a run.
+pub struct Validation<L> {
     /// All validation tasks as one step.
     pub step: PackedStep,
-    /// The objective on them.
-    pub objective: O,
-    /// Steps from one evaluation to the next; 0 for only at the end.
+    /// The loss.
+    pub loss: L,
+    /// Steps between evaluations; 0 evaluates at the end only.
     pub every: usize,
 }
 
-impl<O> Validation<O> {
+impl<L> Validation<L> {
     /// Validation on all tasks of `plan`, if there is one.
     ///
     /// # Errors
     /// If they cannot be packed.
-    pub fn new(
-        plan: Option<&StepPlan>,
-        objective: O,
-        args: &ValidationArgs,
-    ) -> Result<Option<Self>> {
+    pub fn new(plan: Option<&StepPlan>, loss: L, args: &ValidationArgs) -> Result<Option<Self>> {
         let step = plan.map(StepPlan::all_packs).transpose()?;
         Ok(step.map(|step| Self {
             step,
-            objective,
+            loss,
             every: args.validate_every,
         }))
     }
 }
 
 impl<'a> Run<'a> {
-    /// Finds or makes the folder of a run of `program`, and where in the run it is to go on.
+    /// Creates the folder of a run of `program`, or finds the checkpoint to resume.
     ///
     /// # Errors
-    /// If there is nothing to resume, the settings are not those of the run to resume, or the
-    /// folder holds another run or cannot be written.
+    /// If the checkpoint to resume does not exist, its settings differ, or the folder holds another
+    /// run or cannot be written.
     pub fn start(
         program: &str,
         args: &'a RunArgs,
@@ -128,13 +124,12 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Steps made before, by the run that is resumed.
+    /// Steps completed before the run was resumed.
     pub fn completed_steps(&self) -> usize {
         self.completed_steps
     }
 
-    /// A trainer of `initial`, the model that training begins with, or of what the run to be
-    /// resumed has made of it.
+    /// A trainer of the `initial` model, or of the model in the checkpoint to resume.
     ///
     /// # Errors
     /// If the checkpoint cannot be loaded.
@@ -159,49 +154,49 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The passes that the options ask for, each with its own copy of the trainer.
+    /// The variants selected by the options, each with its own copy of the trainer.
     ///
     /// # Errors
     /// With `--sharing auto`, if steps cannot be timed or a task does not fit.
-    pub fn passes<O: Objective + Clone>(
+    pub fn variants<L: TrainingLoss + Clone>(
         &self,
         plans: &Plans,
-        objective: &O,
+        loss: &L,
         trainer: &Trainer<CausalLm>,
-    ) -> Result<Vec<Pass<CausalLm, O>>> {
+    ) -> Result<Vec<Variant<CausalLm, L>>> {
         let sharings = self.args.comparison.sharings();
         let chosen = match sharings.contains(&Sharing::Auto) {
             true => Some(self.chosen_sharing(plans, trainer)?),
             false => None,
         };
-        let prediction = chosen.as_ref().map(|chosen| Prediction {
+        let prediction = chosen.as_ref().map(|chosen| TimePrediction {
             time: chosen.step_time(),
             recurrent: self.setup.config.is_hybrid(),
         });
-        let pass = |&sharing: &Sharing| {
+        let variant = |&sharing: &Sharing| {
             let plan = match (sharing, &chosen) {
                 (Sharing::Auto, Some(chosen)) => chosen.plan(plans),
                 (Sharing::Flat, _) => plans.flat.clone(),
                 (Sharing::Tree | Sharing::Auto, _) => plans.tree.clone(),
             };
             let cost = self.setup.size.cost;
-            Pass::new(plan, objective.clone(), trainer.clone(), cost).with_prediction(prediction)
+            Variant::new(plan, loss.clone(), trainer.clone(), cost).with_prediction(prediction)
         };
-        let passes: Vec<_> = sharings.iter().map(pass).collect();
-        let first_step = passes[0].plan.packs(0)?.packs;
+        let variants: Vec<_> = sharings.iter().map(variant).collect();
+        let first_step = variants[0].plan.packs(0)?.packs;
         let recurrent = self.setup.config.is_hybrid();
         if let Some(memory) = index_memory(&first_step, recurrent, &trainer.device) {
             println!(
-                "Mask, plans and indices of the largest pack of the first step: {} on the device, {} \
-                 on the host",
+                "Masks, plans and indices of the largest pack of the first step: {} on the device, \
+                 {} on the host",
                 format_bytes(memory.device_bytes),
                 format_bytes(memory.host_bytes),
             );
         }
-        Ok(passes)
+        Ok(variants)
     }
 
-    /// Trees or separate trajectories for every task: as before in a run that is resumed.
+    /// Trees or separate trajectories for each task. A resumed run keeps its choices.
     fn chosen_sharing(&self, plans: &Plans, trainer: &Trainer<CausalLm>) -> Result<ChosenSharing> {
         let chosen = match self.resumed {
             Some(_) => ChosenSharing::load(&self.output, plans)?,
@@ -209,7 +204,7 @@ impl<'a> Run<'a> {
                 let memory = Memory {
                     config: &self.setup.config,
                     size: &self.setup.size,
-                    run: self.args.run_size(),
+                    run: self.args.memory_options(),
                     device_bytes: self.args.comparison.device_bytes(),
                 };
                 let chosen = ChosenSharing::new(plans, trainer, &memory)?;
@@ -221,19 +216,19 @@ impl<'a> Run<'a> {
         Ok(chosen)
     }
 
-    /// Computes the reference log-probabilities of all data for every pass, each on packs of its
-    /// own kind, and says how long it took.
+    /// Computes the reference log-probabilities of all data for every variant, on packs of its own
+    /// plan, and prints the elapsed time.
     ///
     /// # Errors
     /// If the trajectories cannot be packed.
-    pub fn compute_reference<O: Objective>(
+    pub fn compute_reference<L: TrainingLoss>(
         &self,
-        passes: &mut [Pass<CausalLm, O>],
+        variants: &mut [Variant<CausalLm, L>],
         reference: &Trainer<CausalLm>,
     ) -> Result<()> {
-        for pass in passes {
-            let seconds = pass.compute_reference(reference)?;
-            let on = match pass.sharing() {
+        for variant in variants {
+            let seconds = variant.compute_reference(reference)?;
+            let on = match variant.sharing() {
                 Sharing::Tree | Sharing::Auto => "trees",
                 Sharing::Flat => "separate trajectories",
             };
@@ -242,15 +237,15 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Makes the steps that are left, each by all passes, with what belongs between them:
-    /// validation, metrics and checkpoints.
+    /// Computes the remaining steps, each with all variants, with validation, metrics and
+    /// checkpoints in between.
     ///
     /// # Errors
-    /// If a step cannot be made or something cannot be written.
-    pub fn train<O: Objective>(
+    /// If a step fails or a file cannot be written.
+    pub fn train<L: TrainingLoss>(
         &mut self,
-        passes: &mut [Pass<CausalLm, O>],
-        validation: Option<&Validation<O>>,
+        variants: &mut [Variant<CausalLm, L>],
+        validation: Option<&Validation<L>>,
     ) -> Result<()> {
         let total_steps = self.schedule.total_steps;
         let mut scheduler = self.schedule.init(self.completed_steps)?;
@@ -258,50 +253,48 @@ impl<'a> Run<'a> {
         let mut checkpoint_due = false;
         for step in self.completed_steps..total_steps {
             let learning_rate = scheduler.step();
-            let place = passes[0].plan.place(step);
+            let position = variants[0].plan.position(step);
             let mut record = StepRecord {
                 step: step + 1,
-                epoch: place.epoch + 1,
+                epoch: position.epoch + 1,
                 learning_rate: learning_rate.base(),
                 tree: None,
                 flat: None,
                 comparison: None,
                 validation_loss: None,
             };
-            for pass in &mut *passes {
-                let made = pass.step(step, learning_rate.clone())?;
-                match pass.sharing() {
-                    Sharing::Tree | Sharing::Auto => record.tree = Some(made),
-                    Sharing::Flat => record.flat = Some(made),
+            for variant in &mut *variants {
+                let result = variant.step(step, learning_rate.clone())?;
+                match variant.sharing() {
+                    Sharing::Tree | Sharing::Auto => record.tree = Some(result),
+                    Sharing::Flat => record.flat = Some(result),
                 }
             }
             record.comparison = compare(&record, &self.setup.size.cost);
             if step == self.completed_steps {
-                let names = passes[0].without_gradient();
+                let names = variants[0].without_gradient();
                 progress.suspend(|| summary::print_without_gradient(names));
             }
 
             let last = step + 1 == total_steps;
             let due = |every: usize| last || (every > 0 && (step + 1).is_multiple_of(every));
-            let trainer = &passes[0].trainer;
+            let trainer = &variants[0].trainer;
             if let Some(validation) = validation
                 && due(validation.every)
             {
-                let Validation {
-                    step, objective, ..
-                } = validation;
-                let (loss, _) = trainer.evaluate(step, objective)?;
+                let Validation { step, loss, .. } = validation;
+                let (loss, _) = trainer.evaluate(step, loss)?;
                 record.validation_loss = Some(loss);
             }
             self.metrics.write(&record)?;
             let every = self.args.output.checkpoint_every;
             checkpoint_due |= every > 0 && due(every);
-            // What a batch of several steps began with is not in a checkpoint.
-            if checkpoint_due && (place.ends_batch || last) {
+            // A checkpoint does not contain the state at the beginning of a batch of several steps.
+            if checkpoint_due && (position.ends_batch || last) {
                 self.save(step + 1, trainer)?;
                 checkpoint_due = false;
             }
-            progress.suspend(|| println!("{}", report::step_line(&record, total_steps, O::SHOWN)));
+            progress.suspend(|| println!("{}", report::step_line(&record, total_steps, L::SHOWN)));
             progress.inc(1);
             self.records.push(record);
         }
@@ -317,22 +310,23 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Draws the curves, prints speeds and the comparison, and exports the model.
+    /// Plots the curves, prints throughput and the comparison, and exports the model.
     ///
     /// # Errors
-    /// If something cannot be written.
-    pub fn finish<O: Objective>(&self, passes: &[Pass<CausalLm, O>]) -> Result<()> {
-        summary::draw(&self.output, &self.records, O::SHOWN)?;
+    /// If a file cannot be written.
+    pub fn finish<L: TrainingLoss>(&self, variants: &[Variant<CausalLm, L>]) -> Result<()> {
+        summary::draw(&self.output, &self.records, L::SHOWN)?;
         summary::print_result(&self.records, &self.setup.size.cost, &self.gemm);
         print_prediction(&self.records);
         if let Some(peak) = peak_memory() {
             println!("Peak memory of the process: {}", format_bytes(peak));
         }
-        self.setup.export(self.args, &passes[0].trainer.model)
+        self.setup.export(self.args, &variants[0].trainer.model)
     }
 }
 
-/// The rate of a matrix product as the blocks have them, against which steps are judged.
+/// The rate of a matrix product of the shape that blocks have: the reference for the throughput of
+/// steps.
 pub struct GemmRate {
     /// Rows, inner dimension and columns.
     pub shape: [usize; 3],
@@ -354,7 +348,7 @@ impl GemmRate {
     }
 }
 
-/// The folder of a resumed run, the one given, or a new one under `runs`.
+/// The folder of the resumed run, the given folder, or a new one under `runs`.
 fn output_folder(program: &str, args: &RunArgs, resumed: Option<&Path>) -> Result<PathBuf> {
     let folder = match (resumed, &args.output.output) {
         // <output>/checkpoints/step-…
@@ -368,8 +362,8 @@ fn output_folder(program: &str, args: &RunArgs, resumed: Option<&Path>) -> Resul
         (None, Some(folder)) => {
             if folder.join("metrics.jsonl").exists() {
                 bail!(
-                    "--output {}: holds another run; continue it with --resume, or choose another \
-                     folder",
+                    "--output {}: the folder holds another run; continue it with --resume, or \
+                     choose another folder",
                     folder.display()
                 );
             }

@@ -1,4 +1,5 @@
-//! What decides how a run goes: kept in its checkpoints, and checked when it is resumed.
+//! Settings that affect the results of a run. They are stored in checkpoints and checked on
+//! resumption.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use crate::plan::schedule::Schedule;
 /// Settings by name.
 pub type Settings = BTreeMap<String, Value>;
 
-/// The settings that every run has, by the names of their options.
+/// The settings common to all runs, by the names of their options.
 pub fn of_run(args: &RunArgs, data: &Data, packs: &PackOptions, schedule: &Schedule) -> Settings {
     let (model, steps) = (&args.model, &args.steps);
     let entries = [
@@ -46,7 +47,7 @@ pub fn of_run(args: &RunArgs, data: &Data, packs: &PackOptions, schedule: &Sched
         .into()
 }
 
-/// A number that differs between different data (64-bit FNV-1a, the same in every build).
+/// A hash of the data (64-bit FNV-1a, the same in every build).
 fn digest(trajectories: &[Trajectory]) -> String {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut add = |bytes: &[u8]| {

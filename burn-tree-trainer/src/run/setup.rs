@@ -1,4 +1,4 @@
-//! What a run starts from: the device, the model's source and shape, and the data.
+//! The inputs of a run: device, model source and configuration, and data.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -17,30 +17,30 @@ use burn_tree_models::lora;
 use burn_tree_models::weights::SaveOptions;
 use burn_tree_models::{CausalLm, ModelConfig, ModelSize};
 
-/// Tokens of a pack that keep matrix products efficient.
+/// Rows of a pack that are enough for efficient matrix products.
 const DEFAULT_BUDGET: usize = 8192;
 
-/// Everything that is known before any memory is taken for the model.
+/// The inputs of a run, before memory is allocated for the model.
 pub struct Setup {
     /// The device, with autodiff.
     pub device: Device,
-    /// Where the model comes from.
+    /// The source of the model.
     pub source: ModelSource,
-    /// Its shape.
+    /// The configuration of the model.
     pub config: ModelConfig,
-    /// Sizes of it.
+    /// The sizes and costs of the model.
     pub size: ModelSize,
     /// The trajectories, selected and split by task.
     pub data: Data,
-    /// The tokenizer's id of each of the model's, if they were renumbered.
+    /// The tokenizer's id of each token id of the model, if token ids were renumbered.
     pub original_ids: Option<Vec<u32>>,
 }
 
 impl Setup {
-    /// Finds the device and the model's shape, and reads the data.
+    /// Opens the device, reads the configuration of the model, and reads the data.
     ///
     /// # Errors
-    /// If an option, the model's configuration or the data cannot be used.
+    /// If an option, the configuration or the data are invalid.
     pub fn new(args: &RunArgs, validation: &ValidationArgs, selection: Selection) -> Result<Self> {
         let device = device_by_name(&args.steps.device)?.autodiff();
         let source = ModelSource::find(&args.model.model);
@@ -63,16 +63,16 @@ impl Setup {
         })
     }
 
-    /// The training data, to fill in what is known about the tokens.
+    /// The training data, to add columns.
     pub fn training_mut(&mut self) -> &mut Vec<Trajectory> {
         Arc::make_mut(&mut self.data.training)
     }
 
-    /// How steps are packed, as far as all programs agree: packs of the tokens given, or of those
-    /// of the largest tree or 8192.
+    /// The packing options common to all programs. The default token budget is 8192, or the largest
+    /// tree if it is larger.
     ///
     /// # Errors
-    /// If a trajectory is invalid or a task too large.
+    /// If a trajectory is invalid or a task is too large.
     pub fn pack_options(&self, args: &RunArgs) -> Result<PackOptions> {
         let largest = |trajectories: &[Trajectory]| -> Result<usize> {
             Ok(largest_tree(&build_forests(trajectories)?))
@@ -89,10 +89,10 @@ impl Setup {
         })
     }
 
-    /// The tasks held out as one plan, if there are any.
+    /// The plan of the validation tasks, if there are any.
     ///
     /// # Errors
-    /// If a trajectory is invalid or a task too large.
+    /// If a trajectory is invalid or a task is too large.
     pub fn validation_plan(
         &self,
         packs: PackOptions,
@@ -106,11 +106,11 @@ impl Setup {
         Ok(Some(plan))
     }
 
-    /// The model as training begins: loaded or drawn from the seed, with fresh adapters if adapters
-    /// are trained.
+    /// The initial model: loaded, or random from the seed, with new adapters if adapters are
+    /// trained.
     ///
     /// # Errors
-    /// If its weights cannot be loaded.
+    /// If the weights cannot be loaded.
     pub fn model(&self, args: &RunArgs) -> Result<CausalLm> {
         let model = self
             .source
@@ -124,7 +124,7 @@ impl Setup {
         }
     }
 
-    /// Writes the trained model where `--export` says.
+    /// Exports the trained model, if `--export` is set.
     ///
     /// # Errors
     /// If the files cannot be written.
@@ -141,7 +141,7 @@ impl Setup {
                 lora.save_adapter(model, &self.source.name(), folder)?;
             }
         }
-        println!("Model: {}", folder.display());
+        println!("Exported model: {}", folder.display());
         Ok(())
     }
 }
@@ -169,7 +169,7 @@ fn data_options(
                 .or_else(|| source.file("tokenizer.json")),
             tools: data.tools.clone(),
         },
-        // Renumbered ids always fit.
+        // Compact token ids are always below the vocabulary size.
         vocab_size: (!args.model.compact_vocab).then_some(vocab_size),
         tasks: data.tasks.clone(),
         selection,

@@ -1,9 +1,9 @@
 //! Trees of trajectories in Burn's own training loop: data loader, learner, metrics and, with the
 //! feature `tui`, its terminal dashboard.
 //!
-//! One item of the data loader is one optimizer step: the packs of some whole tasks as the rows of
-//! one [`TreeBatch`]. Their weights contain the denominator of the step, so the loss of the batch
-//! is the loss of the step.
+//! One item of the data loader is one optimizer step: the packs of whole tasks, which become the
+//! rows of one [`TreeBatch`]. Their weights contain the denominator of the step, so the loss of the
+//! batch is the loss of the step.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -32,31 +32,31 @@ use tree_pack::{PackOptions, PackedStep, Trajectory, TreeBatch};
 #[derive(Parser, Debug)]
 #[command(version)]
 struct Args {
-    /// Trajectories in token form, one JSON object a line, gzipped or not.
+    /// Trajectories in token form, one JSON object per line, optionally gzipped.
     #[arg(long, default_value = "data/tokens/toolbench_dfsdt.jsonl.gz")]
     data: PathBuf,
-    /// Only these tasks, separated by commas.
+    /// Use only these tasks: ids separated by commas.
     #[arg(long, value_delimiter = ',', default_values = DEMO_TASKS)]
     tasks: Vec<String>,
-    /// Share of the tasks held out for validation.
+    /// Fraction of the tasks held out for validation.
     #[arg(long, default_value_t = 0.25)]
     validation_fraction: f64,
     /// Passes over the data.
     #[arg(long, default_value_t = 3)]
     epochs: usize,
-    /// Tasks of one optimizer step.
+    /// Tasks per optimizer step.
     #[arg(long, default_value = "1")]
     tasks_per_step: NonZeroUsize,
-    /// Tokens of one row.
+    /// Token budget of a pack.
     #[arg(long, default_value_t = 8192)]
     token_budget: usize,
     /// Learning rate at the first step.
     #[arg(long, default_value_t = 1e-3)]
     learning_rate: f64,
-    /// Seed of weights, split and order.
+    /// Seed of weights, validation split and data order.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Where to compute.
+    /// Device.
     #[arg(long, default_value = "flex")]
     device: String,
     /// Folder for logs and checkpoints.
@@ -71,21 +71,21 @@ const DEMO_TASKS: [&str; 4] = [
     "toolbench/G2_127",
 ];
 
-/// The model as the learner sees it.
+/// The model for the learner.
 #[derive(Module, Debug)]
 struct TreeFineTuning {
     model: CausalLm,
 }
 
-/// What a step shows to the metrics.
-struct StepLoss(Tensor<1>);
+/// The output of a step for the metrics.
+struct LossOutput(Tensor<1>);
 
 impl TreeFineTuning {
     /// Loss of an optimizer step, `[1]`.
     fn loss(&self, step: &TreeBatch) -> Tensor<1> {
         let context = BlockContext::new(step);
         let hidden = self.model.hidden_states(step.tokens.clone(), &context);
-        // `TrainStep` returns no errors; blocks have none for a batch of whole trees.
+        // `TrainStep` returns no errors; a batch of whole trees causes none.
         let (hidden, head) = (hidden.expect("whole trees"), self.model.head_weight());
         let options = LmHeadOptions::default();
         let output = context.token_log_probs(hidden, head, &step.occurrences, options);
@@ -95,37 +95,37 @@ impl TreeFineTuning {
 
 impl TrainStep for TreeFineTuning {
     type Input = TreeBatch;
-    type Output = StepLoss;
+    type Output = LossOutput;
 
-    fn step(&self, step: TreeBatch) -> TrainOutput<StepLoss> {
+    fn step(&self, step: TreeBatch) -> TrainOutput<LossOutput> {
         let loss = self.loss(&step);
-        TrainOutput::new(self, loss.backward(), StepLoss(loss))
+        TrainOutput::new(self, loss.backward(), LossOutput(loss))
     }
 }
 
 impl InferenceStep for TreeFineTuning {
     type Input = TreeBatch;
-    type Output = StepLoss;
+    type Output = LossOutput;
 
-    fn step(&self, step: TreeBatch) -> StepLoss {
-        StepLoss(self.loss(&step))
+    fn step(&self, step: TreeBatch) -> LossOutput {
+        LossOutput(self.loss(&step))
     }
 }
 
-impl ItemLazy for StepLoss {
+impl ItemLazy for LossOutput {
     fn sync(self) -> Result<Self, burn::backend::ExecutionError> {
         self.0.device().flush()?;
         Ok(Self(self.0.without_autodiff()))
     }
 }
 
-impl Adaptor<LossInput> for StepLoss {
+impl Adaptor<LossInput> for LossOutput {
     fn adapt(&self) -> LossInput {
         LossInput::new(self.0.clone())
     }
 }
 
-/// Uploads the packs of one step. The loader's batches are single steps.
+/// Uploads the packs of one step. Each batch of the loader is one step.
 struct StepBatcher;
 
 impl Batcher<PackedStep, TreeBatch> for StepBatcher {

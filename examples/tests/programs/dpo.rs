@@ -4,8 +4,8 @@ use std::fs;
 
 use crate::support::{DPO, records, setup};
 
-/// Trees and separate rollouts have the same losses; before the first update every margin is 0, and
-/// in the end the better rollouts are preferred.
+/// Trees and separate rollouts have the same losses. Before the first update every margin is 0, and
+/// at the end the better rollouts are preferred.
 #[test]
 fn comparing_shows_the_same_losses_for_fewer_tokens() {
     let folder = setup();
@@ -25,7 +25,7 @@ fn comparing_shows_the_same_losses_for_fewer_tokens() {
         assert_eq!(records.len(), 9);
         let tree = |index: usize| records[index].tree.as_ref().unwrap();
         let (first, last) = (tree(0), tree(8));
-        // Other packs than those of the reference: f32 sums in another order.
+        // Packs other than those of the reference: f32 sums in another order.
         assert!(first.metrics["reward_margin"].abs() < 1e-4, "{first:?}");
         assert!(last.loss < first.loss, "{options:?}");
         assert!(last.metrics["reward_margin"] > 0.0);
@@ -116,13 +116,16 @@ fn mistakes_are_explained() {
             (&["--pairs-file", "elsewhere.jsonl"], "no pairs"),
             (&["--pairs-file", "none.jsonl"], "none.jsonl"),
             (&["--pairs-file", "x", "--pairs", "all"], "--pairs"),
-            (&["--pairs-file", "itself.jsonl"], "compared with itself"),
+            (
+                &["--pairs-file", "itself.jsonl"],
+                "trajectories are the same",
+            ),
             (&["--margin", "2"], "no pairs"),
             (&["--beta", "0"], "beta is 0"),
             (&["--label-smoothing", "0.7"], "label_smoothing is 0.7"),
             (&["--ref-log-probs", "data"], "has no ref_logps"),
         ],
     );
-    // None of them began anything.
+    // No run was started.
     assert!(!base.join("runs").exists());
 }

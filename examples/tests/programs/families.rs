@@ -1,4 +1,4 @@
-//! Model folders of every family, through the same programs.
+//! Model folders of every family in the same programs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ fn fixture(model: &str) -> PathBuf {
         .join(model)
 }
 
-/// Key and shape of every tensor, and whether it differs from the one at the same place of `other`.
+/// Key and shape of every tensor, and whether it differs from that of `other`.
 fn compare(folder: &Path, other: &Path) -> Vec<(String, Vec<usize>, bool)> {
     let [mine, others] = [folder, other].map(|folder| {
         let (model, _) = CausalLm::load(folder, FloatDType::F32, &Device::flex()).unwrap();
@@ -34,8 +34,8 @@ fn compare(folder: &Path, other: &Path) -> Vec<(String, Vec<usize>, bool)> {
         .collect()
 }
 
-/// A few steps, trees and separate trajectories side by side, then export: a folder of the same
-/// family in which every parameter has moved, biases too.
+/// A few steps on trees and on separate trajectories, then export: a folder of the same family in
+/// which every parameter has changed, biases included.
 #[test]
 fn fine_tuning_from_a_folder_and_back() {
     let folder = setup();

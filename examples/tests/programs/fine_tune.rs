@@ -8,7 +8,7 @@ use crate::support::{FINE_TUNE, Program, records, setup};
 
 const PROGRAM: Program = FINE_TUNE;
 
-/// What a resumed run has to get right.
+/// Options that a resumed run must handle.
 const RESUMED: [&str; 12] = [
     "--epochs",
     "3",
@@ -28,7 +28,7 @@ const RESUMED: [&str; 12] = [
 fn a_resumed_run_is_bit_identical() {
     let whole = PROGRAM.resumes(&RESUMED, 2, "model.safetensors");
     assert_eq!(whole.len(), 6);
-    // A budget that splits steps, so that accumulation is exercised, too.
+    // A budget that splits steps, so that gradients are accumulated.
     let packs = |index: usize| whole[index].tree.as_ref().unwrap().packs;
     assert!((0..6).any(|index| packs(index) > 1));
 }
@@ -45,8 +45,8 @@ fn a_resumed_run_of_a_hybrid_model_is_bit_identical() {
     PROGRAM.resumes(&options, 2, "model.safetensors");
 }
 
-/// Trees and separate trajectories have the same losses over many steps, for every way of
-/// averaging, and trees compute fewer tokens.
+/// Trees and separate trajectories have the same losses over many steps, for every aggregation, and
+/// trees compute fewer tokens.
 #[test]
 fn comparing_shows_the_same_losses_for_fewer_tokens() {
     let folder = setup();
@@ -69,8 +69,7 @@ fn comparing_shows_the_same_losses_for_fewer_tokens() {
     }
 }
 
-/// Trees that are divided into parts, whose blocks are recomputed and whose tensors wait on the
-/// host, have the losses of whole trees.
+/// Partitioned trees with activation checkpointing and host offload have the losses of whole trees.
 #[test]
 fn partitioned_trees_have_the_losses_of_whole_ones() {
     let folder = setup();
@@ -111,7 +110,7 @@ fn partitioned_trees_have_the_losses_of_whole_ones() {
     }
 }
 
-/// The flat baseline alone makes the very steps that it makes in a comparison.
+/// The flat baseline alone has the same steps as in a comparison.
 #[test]
 fn the_baseline_alone_is_that_of_the_comparison() {
     let folder = setup();
@@ -165,8 +164,7 @@ fn what_does_not_fit_as_trees_is_trained_separately() {
     assert!(text.contains("fits neither as trees"), "{text}");
 }
 
-/// An exported model, loaded again, has the validation loss that the run ended with; so has one
-/// into which adapters were merged.
+/// A reloaded export has the validation loss of the end of the run, also with merged adapters.
 #[test]
 fn exported_models_are_the_trained_ones() {
     let folder = setup();
@@ -193,7 +191,7 @@ fn exported_models_are_the_trained_ones() {
         let (run, again) = (format!("run{index}"), format!("again{index}"));
         let train = ["--learning-rate", "0.05", "--export", &model];
         let trained = last_loss(&run, &[&train[..], lora].concat());
-        // Too small a rate to change anything.
+        // A learning rate too small to change anything.
         let loaded = last_loss(&again, &["--model", &model, "--learning-rate", "1e-12"]);
         let untrained = last_loss(&format!("untrained{index}"), &["--learning-rate", "1e-12"]);
         assert!(
@@ -300,6 +298,6 @@ fn mistakes_are_explained() {
         (&["--data", "missing.jsonl"], "missing.jsonl"),
     ];
     PROGRAM.explains(base, &cases);
-    // None of them began anything.
+    // No run was started.
     assert!(!base.join("runs").exists());
 }

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use crate::support::{GRPO, records, setup};
 
-/// Two batches an epoch, of two steps and of one, each made twice.
+/// Two batches per epoch, of two steps and of one, with two passes each.
 const BATCHES: [&str; 4] = ["--tasks-per-batch", "3", "--passes-per-batch", "2"];
 
-/// Trees and separate rollouts have the same losses, for every form of the objective; before the
+/// Trees and separate rollouts have the same losses, for every variant of the loss. Before the
 /// first update of a batch every ratio is exactly 1, later some are not.
 #[test]
 fn comparing_shows_the_same_losses_for_fewer_tokens() {
@@ -49,7 +49,7 @@ fn comparing_shows_the_same_losses_for_fewer_tokens() {
         let options = [&BATCHES, options].concat();
         let name = format!("run{index}");
         let records = GRPO.compare(folder.path(), &name, &options);
-        // Of 3 tasks in steps of 2: 2 steps twice; of the 2 that are left 1 step twice.
+        // Of 3 tasks in steps of 2: 2 steps twice; of the remaining 2 tasks: 1 step twice.
         assert_eq!(records.len(), 6);
         for record in &records {
             let tree = record.tree.as_ref().unwrap();
@@ -66,11 +66,11 @@ fn comparing_shows_the_same_losses_for_fewer_tokens() {
         }
         let second_pass = records[2].tree.as_ref().unwrap();
         assert!(second_pass.metrics["old_kl"] > 0.0);
-        assert!(folder.path().join(name).join("objective.png").is_file());
+        assert!(folder.path().join(name).join("metrics.png").is_file());
     }
 }
 
-/// Old log-probabilities are not in a checkpoint, so there is one after each batch only.
+/// Old log-probabilities are not in a checkpoint, so checkpoints are written after a batch only.
 #[test]
 fn a_resumed_run_is_bit_identical() {
     let options = ["--epochs", "2", "--kl-coefficient", "0.1"];
@@ -79,7 +79,7 @@ fn a_resumed_run_is_bit_identical() {
     assert_eq!(whole.len(), 12);
 }
 
-/// The more likely the better rollouts become, the more they are preferred: training works.
+/// Better rollouts become more likely: training works.
 #[test]
 fn better_rollouts_become_more_likely() {
     let folder = setup();
@@ -106,7 +106,7 @@ fn better_rollouts_become_more_likely() {
     );
 }
 
-/// Log-probabilities that the data have are used; those of an inference engine weigh tokens.
+/// Log-probabilities in the data are used; those of an inference engine weigh tokens.
 #[test]
 fn log_probs_of_the_data_are_used() {
     let folder = setup();
@@ -120,7 +120,7 @@ fn log_probs_of_the_data_are_used() {
         with += &format!("{rollout}\n");
     }
     fs::write(folder.path().join("with.jsonl"), &with).unwrap();
-    // What is computed, or not read, need not be complete.
+    // Columns that are computed or not read may be incomplete.
     let some = with
         .replacen("old_logps", "other", 1)
         .replacen("sampling_logps", "other", 3);
@@ -136,7 +136,7 @@ fn log_probs_of_the_data_are_used() {
     let records = GRPO.compare(folder.path(), "given", &options);
     let metrics = &records[0].tree.as_ref().unwrap().metrics;
     assert_ne!(metrics["ratio"], 1.0);
-    // e^0.5 is more than the cap.
+    // e^0.5 exceeds the cap.
     assert_eq!(metrics["sampling_weight"], 1.5);
     assert_eq!(metrics["sampling_truncated"], 1.0);
     let options = [&options[..], &["--old-log-probs", "model"]].concat();
@@ -182,6 +182,6 @@ fn mistakes_are_explained() {
             (&["--data", "missing.jsonl"], "missing.jsonl"),
         ],
     );
-    // None of them began anything.
+    // No run was started.
     assert!(!base.join("runs").exists());
 }

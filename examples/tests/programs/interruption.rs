@@ -1,4 +1,4 @@
-//! A process that is killed while it writes a checkpoint leaves a run that can be resumed.
+//! A run whose process is killed while writing a checkpoint can be resumed.
 
 use std::fs;
 use std::path::Path;
@@ -33,13 +33,13 @@ fn is_writing(folder: &Path) -> bool {
         .any(|name| name.starts_with(".unfinished"))
 }
 
-/// SIGKILL at random moments of the writing of checkpoints, several times in one run: each time the
-/// newest complete checkpoint loads, and the run ends with the weights of one that was left alone.
+/// SIGKILL at random times during the writing of checkpoints, several times in one run: each time
+/// the newest complete checkpoint loads, and the run ends with the weights of an uninterrupted run.
 #[test]
 fn killed_while_writing_a_checkpoint() {
     let folder = setup();
     let base = folder.path();
-    // A model that takes some time to write and little to train.
+    // A model that is slow to write and fast to train.
     let config = fs::read_to_string(base.join("config.json")).unwrap();
     let large = config.replace("\"vocab_size\":50", "\"vocab_size\":60000");
     assert_ne!(large, config);
@@ -73,7 +73,7 @@ fn killed_while_writing_a_checkpoint() {
             .stdout(std::process::Stdio::null())
             .spawn()
             .unwrap();
-        // Until a checkpoint of its own is complete and the next is being written.
+        // Waits until a new checkpoint is complete and the next is being written.
         let started = Instant::now();
         loop {
             let progressed = checkpoints(&folder_of_checkpoints) != before;

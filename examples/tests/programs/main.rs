@@ -1,4 +1,4 @@
-//! The training programs as a user runs them.
+//! The training programs, run as a user runs them.
 
 mod dpo;
 mod families;

@@ -1,4 +1,4 @@
-//! A tiny model, a few generated tasks, and the programs as a user runs them.
+//! A tiny model, a few generated tasks, and the programs.
 
 use std::fs;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::process::Command;
 use burn_tree_trainer::report::metrics::{StepRecord, read_records};
 use serde_json::json;
 
-/// A folder with `config.json` of a tiny model and `data.jsonl` of five tasks, each with three
-/// trajectories that fork twice and a strict prefix of one of them.
+/// A folder with the `config.json` of a tiny model and a `data.jsonl` of five tasks, each with
+/// three trajectories that fork twice and a strict prefix of one of them.
 ///
-/// `hybrid.json` is a tiny Qwen3.5: a recurrent block and one with attention.
+/// `hybrid.json` is a tiny Qwen3.5 with a recurrent and an attention block.
 pub fn setup() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut config = json!({
@@ -53,7 +53,7 @@ pub fn setup() -> tempfile::TempDir {
     folder
 }
 
-/// A program that trains.
+/// A training program.
 #[derive(Clone, Copy)]
 pub struct Program(&'static str);
 
@@ -62,7 +62,7 @@ pub const GRPO: Program = Program(env!("CARGO_BIN_EXE_grpo"));
 pub const DPO: Program = Program(env!("CARGO_BIN_EXE_dpo"));
 
 impl Program {
-    /// The program in `folder`, with the model and data there unless others are given.
+    /// The program in `folder`, with its model and data unless others are given.
     pub fn command(self, folder: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.0);
         command.current_dir(folder);
@@ -79,7 +79,7 @@ impl Program {
         command
     }
 
-    /// What it prints.
+    /// Runs the program and returns its output.
     pub fn succeed(self, folder: &Path, arguments: &[&str]) -> String {
         let output = self.command(folder, arguments).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -91,14 +91,14 @@ impl Program {
         text
     }
 
-    /// What it complains about.
+    /// Runs the program and returns its error message.
     pub fn error(self, folder: &Path, arguments: &[&str]) -> String {
         let output = self.command(folder, arguments).output().unwrap();
         assert!(!output.status.success(), "{arguments:?} succeeded");
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
-    /// Errors whose text says what is wrong, without a panic.
+    /// Checks the error message of each case, which must not be a panic.
     pub fn explains(self, folder: &Path, cases: &[(&[&str], &str)]) {
         for (arguments, expected) in cases {
             let message = self.error(folder, arguments);
@@ -107,9 +107,9 @@ impl Program {
         }
     }
 
-    /// Trains and compares; the records of the run.
+    /// Trains with `--compare` and returns the records of the run.
     ///
-    /// f32 sums in another order, through up to a dozen AdamW steps.
+    /// Tolerances: f32 sums in another order, through up to a dozen AdamW steps.
     pub fn compare(self, folder: &Path, name: &str, arguments: &[&str]) -> Vec<StepRecord> {
         let own = ["--compare", "--learning-rate", "0.01", "--output", name];
         let text = self.succeed(folder, &[&own[..], arguments].concat());
@@ -134,8 +134,8 @@ impl Program {
         records
     }
 
-    /// A run that was interrupted after the checkpoint of step `completed` goes on as if it had not
-    /// been: same losses and same weights, to the last bit. Returns what the whole run recorded.
+    /// A run that is interrupted after the checkpoint of step `completed` and resumed has the same
+    /// losses and weights, bit for bit. Returns the records of the uninterrupted run.
     pub fn resumes(self, options: &[&str], completed: usize, exported: &str) -> Vec<StepRecord> {
         let folder = setup();
         let base = folder.path();
@@ -162,7 +162,7 @@ impl Program {
             "the exported weights differ"
         );
 
-        // With another setting there is nothing to continue.
+        // With another setting the run cannot be resumed.
         let own = ["--seed", "1", "--resume", "cut"];
         let message = self.error(base, &[&options[..], &own].concat());
         assert!(message.contains("was started with"), "{message}");
@@ -179,7 +179,7 @@ pub fn records(folder: &Path, run: &str) -> Vec<StepRecord> {
     read_records(&folder.join(run).join("metrics.jsonl")).unwrap()
 }
 
-/// What of a record does not depend on the clock.
+/// The parts of a record that do not depend on the clock.
 pub fn numbers(record: &StepRecord) -> (usize, u64, u64, u64, Option<u64>) {
     let tree = record.tree.as_ref().unwrap();
     let bits = |value: f64| value.to_bits();
@@ -192,8 +192,8 @@ pub fn numbers(record: &StepRecord) -> (usize, u64, u64, u64, Option<u64>) {
     )
 }
 
-/// Makes `cut` from the finished run `whole` as if it had been interrupted in the step after
-/// `completed`: with the checkpoints up to there, and a line of metrics written after the last one.
+/// Creates `cut` from the finished run `whole` as if it had been interrupted in the step after
+/// `completed`: with its checkpoints, and a line of metrics written after the last one.
 fn interrupt(base: &Path, completed: usize) {
     let checkpoints = base.join("cut/checkpoints");
     fs::create_dir_all(&checkpoints).unwrap();

@@ -1,15 +1,15 @@
 //! Causal attention of one sequence and its gradients, in plain loops.
 
-/// Numbers of one sequence: `heads x length x dim`, row-major.
+/// Values of one sequence: `heads x length x dim`, row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Heads {
     /// Number of heads.
     pub heads: usize,
     /// Number of tokens.
     pub length: usize,
-    /// Numbers of one head and token.
+    /// Features of a head.
     pub dim: usize,
-    /// The numbers.
+    /// The values.
     pub values: Vec<f64>,
 }
 
@@ -24,13 +24,13 @@ impl Heads {
         }
     }
 
-    /// Numbers of one head and token.
+    /// The row of one head and token.
     pub fn row(&self, head: usize, token: usize) -> &[f64] {
         let start = (head * self.length + token) * self.dim;
         &self.values[start..start + self.dim]
     }
 
-    /// Numbers of one head and token.
+    /// The row of one head and token, mutable.
     pub fn row_mut(&mut self, head: usize, token: usize) -> &mut [f64] {
         let start = (head * self.length + token) * self.dim;
         &mut self.values[start..start + self.dim]
@@ -44,10 +44,10 @@ impl Heads {
     }
 }
 
-/// Settings of the attention.
+/// Options of attention.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Settings {
-    /// Factor of the scores; `dim^-1/2` if `None`.
+    /// Scale of the scores; `dim^-1/2` if `None`.
     pub scale: Option<f64>,
     /// Scores become `softcap * tanh(score / softcap)`.
     pub softcap: Option<f64>,
@@ -144,7 +144,7 @@ mod tests {
         }
     }
 
-    /// The gradients against central differences of the forward: error h^2 ~ 1e-10.
+    /// Compares the gradients with central differences of the forward pass: error h^2 ~ 1e-10.
     #[test]
     fn gradients_are_derivatives() {
         let inputs = [

@@ -9,18 +9,18 @@ pub struct Sequence {
     pub key: Vec<Vec<f64>>,
     /// `[T][DV]`
     pub value: Vec<Vec<f64>>,
-    /// `[T]` the `g` of the equations.
+    /// `[T]` log-decay `g`.
     pub log_decay: Vec<f64>,
     /// `[T]`
     pub beta: Vec<f64>,
-    /// Factor of the query.
+    /// Scale of the query.
     pub scale: f64,
 }
 
 /// `[DK][DV]`
 type Matrix = Vec<Vec<f64>>;
 
-/// The output `[T][DV]`, and the gradients of the inputs for that of the output.
+/// The output `[T][DV]`, and the gradients of the inputs for a given gradient of the output.
 ///
 /// With `D = exp(g) S`: `r = v - D^T k`, `S' = D + k (beta r)^T`, `o = scale S'^T q`.
 pub fn delta_rule(sequence: &Sequence, output_grad: &[Vec<f64>]) -> (Vec<Vec<f64>>, Sequence) {

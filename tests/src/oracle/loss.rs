@@ -1,4 +1,4 @@
-//! Weights of the predictions of separate sequences, written from the definitions of the losses.
+//! Weights of the predictions of separate sequences, from the definitions of the losses.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,7 +10,7 @@ use tree_pack::{Aggregation, Objective, Trajectory};
 /// For [`Objective::Unique`] the first trajectory that trains a tree token carries its weight.
 ///
 /// # Panics
-/// For pairs that mean nothing ([`Aggregation::UniqueMean`] without [`Objective::Unique`], and the
+/// For invalid combinations ([`Aggregation::UniqueMean`] without [`Objective::Unique`], and the
 /// other means with it).
 pub fn prediction_weights(
     trajectories: &[Trajectory],

@@ -1,5 +1,5 @@
-//! The right values, computed without any of the project's crates: plain loops in f64 over
-//! separate sequences.
+//! Reference values, computed without the project's crates: plain loops in f64 over separate
+//! sequences.
 
 pub mod attention;
 pub mod delta_rule;

@@ -1,17 +1,17 @@
-//! Where the tokens of a trajectory are in packed rows, found by following parents.
+//! Finds the tokens of a trajectory in packed rows, from tokens and parents.
 
 use std::collections::HashMap;
 
 use tree_pack::{Pack, Trajectory};
 
-/// Rows by path, found from the tokens and parents of the packs alone.
+/// Rows by path, from the tokens and parents of the packs.
 #[derive(Clone, Debug)]
 pub struct RowsByPath {
     rows: HashMap<Vec<u32>, (usize, usize)>,
 }
 
 impl RowsByPath {
-    /// Reads the paths of all packs. The tasks must not have a first token in common.
+    /// Reads the paths of all packs. The tasks must not share a first token.
     ///
     /// # Panics
     /// If a path occurs twice.
@@ -39,7 +39,7 @@ impl RowsByPath {
         Self { rows }
     }
 
-    /// `(pack, row)` of the token that ends a path.
+    /// `(pack, row)` of the last token of a path.
     ///
     /// # Panics
     /// If the path is in no pack.

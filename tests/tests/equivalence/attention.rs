@@ -1,4 +1,4 @@
-//! The operation alone.
+//! Tree attention as a single operation.
 
 use burn::tensor::DType;
 use proptest::prelude::*;
@@ -63,7 +63,7 @@ proptest! {
 proptest! {
     #![proptest_config(cases(6))]
 
-    /// Paths longer than a block of keys (512 on Flex).
+    /// Paths longer than a tile of keys (512 on Flex).
     #[test]
     fn packed_equals_separate_over_long_paths(
         forest in forests(ForestShape {

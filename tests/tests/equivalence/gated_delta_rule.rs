@@ -1,4 +1,4 @@
-//! The gated delta rule alone.
+//! The gated delta rule as a single operation.
 
 use burn::tensor::DType;
 use proptest::prelude::*;
@@ -45,7 +45,7 @@ proptest! {
 proptest! {
     #![proptest_config(cases(16))]
 
-    /// Nodes around the length of a window, in rows of several hundred tokens.
+    /// Nodes of about the length of a window, in rows of several hundred tokens.
     #[test]
     fn packed_equals_separate_over_many_windows(
         forest in forests(ForestShape {

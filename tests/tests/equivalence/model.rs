@@ -1,4 +1,4 @@
-//! Whole models: losses, log-probabilities and gradients of a step, packed and separate.
+//! Models: losses, log-probabilities and gradients of packed and separate steps.
 
 use burn::tensor::DType;
 use burn_tree_models::ModelConfig;
@@ -12,11 +12,11 @@ use tree_training_tests::models::{
 };
 use tree_training_tests::step::smallest_router_gap;
 
-/// More tokens than the random forests use: some rows of the embedding get no gradient.
+/// More tokens than in the random forests, so that some rows of the embedding get no gradient.
 const VOCABULARY: usize = 17;
 
-/// Router probabilities closer than this may be ordered differently in two f32 computations of
-/// the same token.
+/// Router probabilities closer than this may be ordered differently in two f32 computations of the
+/// same token.
 const ROUTER_GAP: f64 = 1e-5;
 
 fn check(config: &ModelConfig, forest: &Forest, setup: &StepSetup, dtype: DType) -> TestCaseResult {

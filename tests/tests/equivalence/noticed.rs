@@ -1,4 +1,4 @@
-//! The comparison itself: packs that are wrong in one place must be noticed.
+//! Tests of the comparison itself: it must detect packs with a single error.
 
 use burn::tensor::DType;
 use tree_pack::{Aggregation, Objective, PackedStep, Trajectory};
@@ -8,12 +8,12 @@ use tree_training_tests::models::{dense_config, random_model};
 use tree_training_tests::packing::Packing;
 use tree_training_tests::step::Batching;
 
-/// Makes a step wrong.
+/// Introduces an error.
 type Tampering = fn(&mut PackedStep);
 
 /// Rows 0..3 are the trunk, 3..5 and 5..7 the branches, 7..9 the second tree.
 const TAMPERINGS: [(&str, Tampering); 10] = [
-    // Of the first tree: a second root that is not at 0 is refused, as one that continues a pack.
+    // In the first tree, since a second root at a position other than 0 is refused as a part.
     ("positions are row numbers", |step| {
         step.packs[0].layout.position_ids[5..7].copy_from_slice(&[5, 6]);
     }),
@@ -52,7 +52,7 @@ const TAMPERINGS: [(&str, Tampering); 10] = [
             .last_mut()
             .expect("a prediction") += 1;
     }),
-    // More than the bars of f32 and f64 allow, and not much.
+    // Slightly more than the tolerances of f32 and f64.
     ("a prediction weighs a thousandth more", |step| {
         step.packs[0].occurrences.weights[2] *= 1.001;
     }),
@@ -90,7 +90,7 @@ fn wrong_packs_are_noticed() {
     }
 }
 
-/// In f64 the smallest of errors are noticed.
+/// In f64 the smallest errors are detected.
 #[test]
 fn tiny_errors_are_noticed_in_f64() {
     let device = autodiff_device();

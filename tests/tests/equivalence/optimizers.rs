@@ -1,5 +1,5 @@
-//! Several optimizer steps: two copies of a model, one trained on packed trees and one on the
-//! separate sequences, stay equal.
+//! Several optimizer steps: one model trained on packed trees and a copy trained on separate
+//! sequences stay equal.
 
 use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
 use burn::tensor::DType;
@@ -18,14 +18,14 @@ use tree_training_tests::tensors::{NamedTensors, Tolerance};
 const VOCABULARY: usize = 17;
 const STEPS: usize = 4;
 
-/// Allowed distance of a parameter tensor after all steps, relative to how far it has moved.
+/// Tolerance of a parameter tensor after all steps, relative to its change.
 ///
-/// The gradients of each step agree to 1e-4 (f32) and 1e-10 (f64). Four steps add their errors, and
-/// each is computed from parameters that already differ; AdamW divides by the gradient's own size,
-/// so that entries near zero lose precision: one more digit, and in f32 more, where an entry may be
-/// nothing but rounding. So do recurrent layers in f32: what
-/// moves the projection of their decay is a small difference of what the states' ends do, and a
-/// state carries the rounding of every token of its path.
+/// The gradients of each step agree to 1e-4 (f32) and 1e-10 (f64). The errors of four steps add up,
+/// and each step starts from parameters that already differ. AdamW divides by the magnitude of the
+/// gradient, so entries near zero lose precision: one more digit, and in f32 more, because an entry
+/// may be rounding only. Recurrent layers lose more in f32, too: the gradient of the decay
+/// projection is a small difference of large terms, and a state accumulates the rounding of every
+/// token of its path.
 fn tolerance(config: &ModelConfig, dtype: DType, adaptive: bool) -> f64 {
     let recurrent = config
         .layer_types
@@ -129,8 +129,8 @@ proptest! {
         }
     }
 
-    /// Small steps: gradients through the norms of a random recurrent layer are so large that others
-    /// throw the model far away, where f32 has no digits left to compare.
+    /// Small steps: gradients through the norms of a random recurrent layer are so large that
+    /// larger steps would move the model far away, where f32 has too few digits for a comparison.
     #[test]
     fn hybrid(
         steps in prop::collection::vec(forests(ForestShape::default()), STEPS),
@@ -142,8 +142,7 @@ proptest! {
         }
     }
 
-    /// In f64 only: rounding in f32 may change which experts a token goes to, from the second
-    /// step on.
+    /// In f64 only: rounding in f32 may change the experts of a token from the second step on.
     #[test]
     fn mixture_of_experts(
         steps in prop::collection::vec(forests(ForestShape::default()), STEPS),

@@ -1,4 +1,4 @@
-//! The load-balancing loss of mixtures of experts: on trees, over all packs of a step, as on the
+//! The load-balancing loss of mixtures of experts: equal on trees, over all packs of a step, and on
 //! separate sequences.
 
 use burn::optim::{GradientsAccumulator, GradientsParams};
@@ -50,7 +50,7 @@ fn alone(trajectory: &Trajectory) -> Pack {
 type Outcome = (f64, NamedTensors);
 
 /// `E * sum_e f_e P_e` with shares `f` and means `P` over all tokens of all sequences and layers,
-/// from the definition: every sequence by itself, counted in plain loops.
+/// by the definition, in plain loops over separate sequences.
 fn separate(
     model: &CausalLm,
     trajectories: &[Trajectory],
@@ -80,7 +80,7 @@ fn separate(
     let pairs = chosen.iter().zip(&probability);
     let loss = experts as f64 * pairs.map(|(f, p)| f / tokens * p / tokens).sum::<f64>();
 
-    // The choices are constants: the loss is linear in the probabilities.
+    // The choices are constants, so the loss is linear in the probabilities.
     let coefficients: Vec<f64> = chosen
         .iter()
         .map(|f| experts as f64 * f / (tokens * tokens))
@@ -121,7 +121,7 @@ fn packed(
     {
         multiplicity[pack][row] += 1.0;
     }
-    // The choices of all packs first, without gradients.
+    // First the choices of all packs, without gradients.
     let mut load = RouterLoad::default();
     let inner = device.clone().inner();
     for (pack, multiplicity) in packs.iter().zip(&multiplicity) {
@@ -150,7 +150,7 @@ proptest! {
         let device = autodiff_device();
         let trajectories = forest.with_disjoint_tasks(13).trajectories();
         for dtype in test_dtypes() {
-            // The bars of models, see `equality::bars`.
+            // The tolerances of models, see `equality::bars`.
             let relative = if dtype == DType::F64 { 1e-10 } else { 1e-4 };
             let model = random_model(&config(), seed, dtype, &device);
             if dtype != DType::F64 && smallest_router_gap(&model, &trajectories, &device) < 1e-5 {

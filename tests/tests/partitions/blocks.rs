@@ -1,5 +1,5 @@
-//! Blocks by themselves: they continue what other rows left, leave what is asked for, and take the
-//! experts they are given.
+//! Single blocks: they continue from past rows, return the requested outputs, and use given
+//! experts.
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use burn_tree_attn::PastKeyValue;
@@ -37,7 +37,7 @@ fn close<const D: usize>(found: &Tensor<D>, expected: &Tensor<D>, what: &str) {
     assert!(distance < bar, "{what} differs by {distance:e}");
 }
 
-/// What a block continues from after a sequence: all its keys, or the last state.
+/// The past context after a sequence: all keys and values, or the last state.
 fn past(outputs: BlockOutputs) -> BlockPast {
     match outputs {
         BlockOutputs {
@@ -54,8 +54,8 @@ fn past(outputs: BlockOutputs) -> BlockPast {
     }
 }
 
-/// Each block of a hybrid model on a sequence, and on its two parts; states of requested rows in the
-/// first, the second and the whole.
+/// Each block of a hybrid model on a sequence and on its two parts; states of requested rows in the
+/// first part, the second and the whole.
 #[test]
 fn blocks_continue_what_the_rows_before_left() {
     const CUT: usize = 7;
@@ -95,7 +95,7 @@ fn blocks_continue_what_the_rows_before_left() {
         close(&y_first, &y.clone().slice_dim(1, 0..CUT), &name);
         close(&y_second, &y.clone().slice_dim(1, CUT..TOKENS.len()), &name);
         if let Some(states) = outputs.states {
-            // In the order in which they were asked for.
+            // In the order of the requests.
             close(
                 &last.states.expect("requested"),
                 &states.clone().slice_dim(0, 0..1),
@@ -110,7 +110,7 @@ fn blocks_continue_what_the_rows_before_left() {
     }
 }
 
-/// A block that is recomputed must not choose again.
+/// A recomputed block must not choose experts again.
 #[test]
 fn experts_that_were_chosen_are_taken_again() {
     let device = autodiff_device();
@@ -133,7 +133,7 @@ fn experts_that_were_chosen_are_taken_again() {
     let (with_others, taken) = run(&context.clone().with_routing(1, others.clone()));
     assert_eq!(read(&taken), read(&others));
     assert_ne!(with_others, y);
-    // Routing of another block says nothing about this one.
+    // The routing of another block has no effect.
     let (unchanged, _) = run(&context.with_routing(0, others));
     assert_eq!(unchanged, y);
 }

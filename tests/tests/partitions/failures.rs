@@ -1,12 +1,12 @@
-//! A device that fails somewhere in a step, as one without enough memory does: nothing that depends on
-//! what failed can be read, so that no step is made of it.
+//! Device failures during a step, as from lack of memory: results that depend on a failure cannot
+//! be read, so the parameters are not updated.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Tensor};
 use burn_tree_models::Precision;
 use burn_tree_models::{CausalLm, ModelConfig};
 use burn_tree_train::{StepOptions, check_device};
-use burn_tree_trainer::objective::Supervised;
+use burn_tree_trainer::loss::Supervised;
 use burn_tree_trainer::optim::adamw::{AdamWOptions, adamw};
 use burn_tree_trainer::optim::optimizer_step::Trainer;
 use tree_pack::{Aggregation, Objective, Partitioning, Trajectory};
@@ -23,10 +23,10 @@ const ADAMW: AdamWOptions = AdamWOptions {
     weight_decay: 0.1,
 };
 
-/// Makes one parameter a tensor that its device could not compute: a slice of 16 TiB, whatever its
-/// own size.
+/// Replaces one parameter by a tensor that its device cannot compute: a slice of a tensor of 16
+/// TiB.
 struct Fail {
-    /// The number of the parameter.
+    /// Index of the parameter.
     index: usize,
     seen: usize,
     /// Its shape.
@@ -44,7 +44,7 @@ impl ModuleMapper for Fail {
         let (device, dtype) = (tensor.device().inner(), tensor.dtype());
         let elements = tensor.shape().num_elements();
         let whole = Tensor::<1>::empty([(1 << 44) / dtype.size()], (&device, dtype));
-        // Not aligned: a kernel copies it.
+        // Not aligned, so that a kernel copies it.
         let failed = whole.slice_dim(0, 7..7 + elements).reshape(tensor.dims());
         let read = failed.clone().try_into_data();
         assert!(read.is_err(), "the device has more than 16 TiB");
@@ -56,10 +56,10 @@ impl ModuleMapper for Fail {
 fn config(name: &str) -> ModelConfig {
     let small = ModelConfig::named(name, VOCABULARY).unwrap();
     ModelConfig {
-        // What kernels from matrix instructions take.
+        // Sizes for tensor-core kernels.
         head_dim: 64,
         rotary_dim: 64,
-        // A hybrid model has attention in every fourth.
+        // A hybrid model has attention in every fourth block.
         num_hidden_layers: if name == "tiny-hybrid" { 4 } else { 2 },
         ..small
     }

@@ -1,5 +1,5 @@
-//! Random trees cut in random parts against the whole trees in one pack, which a plain forward and
-//! backward pass computes.
+//! Random trees in random parts compared with the whole trees in one pack, computed by a plain
+//! forward and backward pass.
 
 use burn::tensor::DType;
 use burn_tree_models::{LayerType, ModelConfig};
@@ -23,7 +23,7 @@ const VOCABULARY: usize = 17;
 /// the same token.
 const ROUTER_GAP: f64 = 1e-5;
 
-/// A hybrid model without its block of attention: states and convolutions alone.
+/// A hybrid model without its attention block: states and convolutions alone.
 fn recurrent_config() -> ModelConfig {
     let hybrid = hybrid_config(VOCABULARY);
     let layers = hybrid.layer_types.iter().copied();
@@ -135,8 +135,8 @@ fn a_large_tree_in_parts_of_every_size() {
     let device = autodiff_device();
     let trajectories = large_tree();
     let (objective, aggregation) = (Objective::PerOccurrence, Aggregation::TrajectoryMean);
-    // In f32 the bar of models that contain attention is theirs in hybrids, too; recurrent layers by
-    // themselves are held to theirs. In f64 one model with everything in it: this takes a while.
+    // In f32, hybrid models have the tolerance of attention models, and recurrent layers alone
+    // their own. In f64, one model with all features, because this takes a while.
     let runs = [
         (dense_config(VOCABULARY), DType::F32, 1e-4),
         (hybrid_config(VOCABULARY), DType::F32, 1e-4),

@@ -11,7 +11,8 @@ use tree_training_tests::numbers::Numbers;
 use tree_training_tests::partition::{Cut, all_step_options, compare, parts_step, whole_step};
 use tree_training_tests::tensors::NamedTensors;
 
-/// Fills trained parameters with numbers: one factor of each adapter is zero at first.
+/// Fills trained parameters with random values, because one factor of each adapter is initially
+/// zero.
 struct Fill(Numbers);
 
 impl ModuleMapper for Fill {

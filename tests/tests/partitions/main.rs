@@ -1,4 +1,4 @@
-//! Trees in parts: the same step, whatever the parts are and however it is computed.
+//! Partitioned trees: the same step for all partitionings and options.
 
 mod blocks;
 mod failures;

@@ -1,5 +1,5 @@
-//! Several optimizer steps: a model trained on trees in parts stays equal to one trained on whole
-//! trees (18: equal in the first step, not later).
+//! Several optimizer steps: a model trained on parts stays equal to one trained on whole trees
+//! (fault 18: equal in the first step only).
 
 use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
 use burn::tensor::DType;
@@ -15,8 +15,8 @@ use tree_training_tests::tensors::{NamedTensors, Tolerance};
 const VOCABULARY: usize = 17;
 const STEPS: usize = 4;
 
-/// In f64: the bar of the same test on separate sequences (`equivalence/optimizers.rs`), where the
-/// reasons are. In f32 that bar is wide enough to hide much.
+/// In f64, with the tolerance of the same test on separate sequences (see
+/// `equivalence/optimizers.rs` for the reasons). In f32 that tolerance would hide errors.
 const RELATIVE: f64 = 1e-8;
 
 fn sgd() -> (ModuleOptimizer, f64) {

@@ -1,4 +1,4 @@
-//! Faults seen in other implementations, in the part of a step over parts of trees.
+//! Faults of other implementations of partitioned trees.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,8 +7,8 @@ use burn::tensor::{DType, FloatDType};
 use burn_tree_models::CausalLm;
 use burn_tree_nn::{EntropyOutput, LmHeadOptions, token_log_probs};
 use burn_tree_train::{
-    BlockContext, RouterLoad, RouterLoss, StepError, StepOptions, TreeModel, load_balancing_loss,
-    sft_loss, shadow, step_forward, step_gradients, step_router_load,
+    BlockContext, RouterLoad, RouterLossOptions, StepError, StepOptions, TreeModel,
+    load_balancing_loss, sft_loss, shadow, step_forward, step_gradients, step_router_load,
 };
 use tree_pack::{Aggregation, Objective, Pack, PackedStep, Partitioning, Trajectory, TreeBatch};
 use tree_training_tests::device::{autodiff_device, supports_f64};
@@ -83,8 +83,8 @@ fn paths(packs: &[Pack]) -> Vec<Vec<Vec<u32>>> {
     paths
 }
 
-/// 16: a cap on paths is taken for a cap on trees. A bushy tree of short paths is no error: it is
-/// cut, and nothing is left out.
+/// Fault 16: a limit on paths applied to trees. A bushy tree of short paths is no error: it is
+/// cut, and no token is dropped.
 #[test]
 fn a_bushy_tree_is_cut_and_not_refused() {
     let device = autodiff_device();
@@ -111,7 +111,7 @@ fn a_bushy_tree_is_cut_and_not_refused() {
     }
 }
 
-/// 17: packing again moves branch points. Whatever the parts are, every token of the tree is there
+/// Fault 17: packing moves branch points. In any partitioning, every token of the tree occurs
 /// once, at its depth, after the same tokens.
 #[test]
 fn other_parts_move_no_branch_point() {
@@ -129,7 +129,7 @@ fn other_parts_move_no_branch_point() {
     }
 }
 
-/// 19: entropies scaled by the packing. Every prediction has its own, whatever part makes it.
+/// Fault 19: entropies scaled by packing. Every prediction has its own entropy in any part.
 #[test]
 fn entropies_do_not_depend_on_parts() {
     let device = autodiff_device();
@@ -173,8 +173,8 @@ fn entropies_do_not_depend_on_parts() {
     }
 }
 
-/// 24: a gateway with rows that are no ancestors. What a sibling in the parent's part is changes
-/// nothing in the parts below, bit for bit.
+/// Fault 24: a gateway with rows that are no ancestors. Siblings in the parent part do not change
+/// the parts below, bit for bit.
 #[test]
 fn parts_do_not_see_siblings_in_the_part_before() {
     let device = autodiff_device();
@@ -205,8 +205,8 @@ fn parts_do_not_see_siblings_in_the_part_before() {
     }
 }
 
-/// 24: gradients of many branches summed in bfloat16 lose the small ones. A model that computes in
-/// bfloat16 is as far from the exact gradients in 49 parts as in one.
+/// Fault 24: small gradients are lost when many branches are summed in bfloat16. A bfloat16 model
+/// is as close to the exact gradients in 49 parts as in one.
 #[test]
 fn bfloat16_loses_no_more_in_many_parts() {
     let device = autodiff_device();
@@ -239,8 +239,8 @@ fn bfloat16_loses_no_more_in_many_parts() {
     assert!(parts < 1.5 * whole, "{parts:e} in parts, {whole:e} whole");
 }
 
-/// 25: loads of experts change with sharing. A token of the trunk counts as often as trajectories
-/// pass through it, in whatever part it is.
+/// Fault 25: expert loads change with sharing. A token of the trunk counts once per trajectory
+/// that contains it, in any part.
 #[test]
 fn loads_of_experts_and_their_loss_do_not_depend_on_parts() {
     let device = autodiff_device();
@@ -267,7 +267,7 @@ fn loads_of_experts_and_their_loss_do_not_depend_on_parts() {
                 let found = step_router_load(&model, &packed, &options, &device).unwrap();
                 assert_eq!(found.fractions(), load.fractions());
                 let options = StepOptions {
-                    router_loss: Some(RouterLoss {
+                    router_loss: Some(RouterLossOptions {
                         coefficient: COEFFICIENT,
                         load: found,
                     }),
@@ -291,7 +291,7 @@ fn loads_of_experts_and_their_loss_do_not_depend_on_parts() {
     }
 }
 
-/// Number of trajectories through each row.
+/// Number of trajectories that contain each row.
 fn multiplicities(trajectories: &[Trajectory], packs: &[Pack]) -> Vec<Vec<f32>> {
     let paths = paths(packs);
     let through = |path: &Vec<u32>| {
@@ -304,7 +304,7 @@ fn multiplicities(trajectories: &[Trajectory], packs: &[Pack]) -> Vec<Vec<f32>> 
         .collect()
 }
 
-/// Load, loss and gradients of a step of one pack, by a plain forward and backward pass.
+/// Load, loss and gradients of a step of one pack, with a plain forward and backward pass.
 fn whole_with_router_loss(
     model: &CausalLm,
     packed: &PackedStep,
@@ -334,7 +334,7 @@ fn whole_with_router_loss(
     (load, value, NamedTensors::gradients(model, &gradients))
 }
 
-/// What contradicts itself is an error, and not another gradient.
+/// Inconsistent packs are an error and do not change gradients silently.
 #[test]
 fn wrong_packs_are_refused() {
     let device = autodiff_device();
@@ -351,7 +351,7 @@ fn wrong_packs_are_refused() {
     };
     let packed = pack(&tree(), 7, Partitioning::Connected);
     let plain = StepOptions::default();
-    // A part without the one it continues.
+    // A part without its parent part.
     let mut wrong = packed.clone();
     wrong.packs = wrong.packs[1..2].to_vec();
     let error = run(&wrong, &plain);
@@ -370,7 +370,7 @@ fn wrong_packs_are_refused() {
     let mut wrong = packed;
     wrong.packs[1].trajectory_counts.pop();
     let options = StepOptions {
-        router_loss: Some(RouterLoss {
+        router_loss: Some(RouterLossOptions {
             coefficient: 1.0,
             load: RouterLoad::default(),
         }),

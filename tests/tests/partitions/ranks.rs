@@ -1,5 +1,5 @@
-//! A step spread over ranks: the sum of their gradients is that of the step, however uneven the
-//! trees are. Simulated, one rank after the other; what joins them is a sum.
+//! A step distributed over ranks: the sum of the gradients of the ranks is that of the step, for
+//! trees of any sizes. Simulated one rank after the other, with a sum in place of the all-reduce.
 
 use std::num::NonZeroUsize;
 

@@ -1,5 +1,4 @@
-//! The same numbers every time: two runs, forward passes without gradients, and tensors that wait
-//! on the host. Bits are compared.
+//! Determinism: two runs, forward passes without gradients, and host offload. Compared bit for bit.
 
 use burn::tensor::{DType, TensorData};
 use burn_tree_models::{CausalLm, ModelConfig};
@@ -58,7 +57,8 @@ fn run(model: &CausalLm, packed: &PackedStep, options: &StepOptions) -> Outcome 
         options,
         &device,
         |pack, output, occurrences| {
-            // Read at once: what `into_data` returns need not be, and the loss may take the tensor's place.
+            // Copied at once, because `into_data` may defer the read and the loss may reuse the
+            // tensor's memory.
             log_probs[pack] = Some(read(&output.log_probs));
             sft_loss(output, occurrences)
         },
@@ -106,7 +106,7 @@ fn where_tensors_wait_makes_no_difference() {
     }
 }
 
-/// So that the ratio of probabilities to the policy before an update is exactly 1.
+/// The ratio of probabilities before the first update must be exactly 1.
 #[test]
 fn log_probs_without_gradients_are_those_of_the_step() {
     let (device, packed) = (autodiff_device(), packed());

@@ -1,4 +1,4 @@
-//! Parts whose place in the tree is known: what they continue from, and that it makes no difference.
+//! Partitions of known structure: the past context of each part, and equality with the whole tree.
 
 use std::ops::Range;
 
@@ -18,8 +18,8 @@ fn trajectory(tokens: &[u32]) -> Trajectory {
     Trajectory::new("task", "rollout", tokens.to_vec(), vec![true; tokens.len()])
 }
 
-/// The packs, after a check that models of all kinds, computed in all ways, give the step of the
-/// whole tree.
+/// The packs, after checking that models of all kinds, with all options, give the step of the whole
+/// tree.
 fn parts(trajectories: &[Trajectory], budget: usize, partitioning: Partitioning) -> PackedStep {
     let device = autodiff_device();
     let dtype = if supports_f64() {
@@ -46,10 +46,10 @@ fn parts(trajectories: &[Trajectory], budget: usize, partitioning: Partitioning)
     packed
 }
 
-/// A parent pack, and the ancestor packs and rows that are seen.
+/// A parent pack, and the ancestor packs with their visible rows.
 type Seen = (u32, Vec<(u32, Range<u32>)>);
 
-/// What each pack but the first sees.
+/// The past context of each pack but the first.
 fn seen(packed: &PackedStep) -> Vec<Seen> {
     let gateways = packed.packs.iter().filter_map(|pack| pack.gateway.as_ref());
     gateways
@@ -120,7 +120,7 @@ fn roots_that_continue_different_rows() {
 }
 
 /// The last part sees rows of its grandparent that its parent sees, too: their gradients go to the
-/// grandparent, and not twice.
+/// grandparent once.
 #[test]
 fn three_levels() {
     let sequence: Vec<u32> = (1..=12).collect();
@@ -131,7 +131,7 @@ fn three_levels() {
     );
 }
 
-/// Each level forks, and branches of different levels are in one part.
+/// Each level forks, and branches of different levels share a part.
 #[test]
 fn levels_with_forks() {
     let mut trajectories = Vec::new();
@@ -147,8 +147,8 @@ fn levels_with_forks() {
     }
 }
 
-/// Between the rows that a part continues and the part lie rows of a sibling, which it does not
-/// see: its positions are depths, not numbers of rows.
+/// Rows of a sibling lie between the past rows of a part and the part. It does not see them: its
+/// positions are depths, not row numbers.
 #[test]
 fn siblings_before_the_cut() {
     let short = trajectory(&[1, 2, 3, 4, 5]);
@@ -165,7 +165,7 @@ fn siblings_before_the_cut() {
     );
 }
 
-/// The first token of a part is predicted once, by the row before it, which is its parent's.
+/// The first token of a part is predicted once, by the row before it, in its parent part.
 #[test]
 fn predictions_across_a_cut_count_once() {
     let trajectories = [trajectory(&[1, 2, 3, 4]), trajectory(&[1, 2, 5, 6])];
@@ -178,7 +178,7 @@ fn predictions_across_a_cut_count_once() {
     assert_eq!(targets, [&[2, 2, 3, 5][..], &[4], &[6]]);
 }
 
-/// Parts in which nothing is trained, and a part of padding.
+/// Parts without trained tokens, and a part with padding.
 #[test]
 fn parts_without_predictions() {
     let mut masked = trajectory(&[1, 2, 3, 4, 5, 6, 7, 8]);
@@ -192,7 +192,7 @@ fn parts_without_predictions() {
     }
 }
 
-/// What a part needs to know of its ancestors counts, and a whole tree needs what its batch does.
+/// The index memory of a part includes its past context; that of a whole tree is that of its batch.
 #[test]
 fn indices_of_parts_are_counted() {
     let device = autodiff_device();
@@ -215,8 +215,8 @@ fn indices_of_parts_are_counted() {
         assert_eq!(whole, [batch.index_memory() + context.index_memory()]);
         let (_, parts) = memory(8);
         assert_eq!(parts.len(), 3);
-        // The keys of the first part, then of the first two; the last leaves nothing. Masks upload
-        // what a device's kernels read: nothing on the CPU.
+        // The keys of the first part, then of the first two; the last one has no outputs for
+        // others. Masks upload only what the kernels of a device read: nothing on the CPU.
         assert!(parts[1].host_bytes > parts[0].host_bytes);
         assert!(parts[1].device_bytes >= parts[0].device_bytes);
         assert!(parts[2].device_bytes < whole[0].device_bytes);

@@ -1,5 +1,5 @@
-//! Models as `Config::init` leaves them: Burn initialises parameters when they are first read, and
-//! clones share them until then, so that freezing a clone froze the original.
+//! Models directly from `Config::init`: Burn initialises parameters when they are first read, and
+//! clones share them until then, so freezing a clone froze the original.
 
 use burn::module::{Lora, Module};
 use burn::optim::AdamWConfig;
@@ -14,7 +14,7 @@ use tree_training_tests::small_gpt::{SmallGpt, trained_parameters};
 use tree_training_tests::step::read;
 
 const VOCABULARY: usize = 12;
-/// Embedding, head, the last norm, and 8 a block.
+/// Embedding, head, the final norm, and 8 parameters per block.
 const PARAMETERS: usize = 3 + 2 * 8;
 
 fn packed() -> PackedStep {
@@ -57,7 +57,7 @@ fn all_options() -> [StepOptions; 2] {
     })
 }
 
-/// The first thing done with a model is a step: its loss falls from then on.
+/// A new model is first used in a step: its loss falls from then on.
 #[test]
 fn a_fresh_model_is_trained() {
     let device = autodiff_device();
@@ -91,7 +91,7 @@ fn a_fresh_model_is_trained_after_a_forward_pass() {
     }
 }
 
-/// What is done with copies of a fresh model leaves it as it is, and the copies have its values.
+/// Operations on copies of a new model do not change it, and the copies have its values.
 #[test]
 fn copies_of_a_fresh_model_do_not_change_it() {
     let device = autodiff_device();
@@ -126,7 +126,7 @@ fn copies_of_a_fresh_model_do_not_change_it() {
     }
 }
 
-/// Adapters on a fresh model: the factors are trained, what they adapt is not.
+/// Adapters on a new model: the factors are trained, the adapted weights are not.
 #[test]
 fn adapters_on_a_fresh_model_are_trained() {
     let device = autodiff_device();

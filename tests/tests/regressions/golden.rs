@@ -72,7 +72,7 @@ fn visible_pairs_fall_from_30_to_21() {
 }
 
 /// The value of B is read by B, C, F, D, E and G, but D, E and G predict nothing: its gradient is
-/// what B, C and F send.
+/// the sum from B, C and F.
 #[test]
 fn gradient_of_the_value_of_b_comes_from_b_c_and_f_only() {
     const DIM: usize = 4;
@@ -86,7 +86,7 @@ fn gradient_of_the_value_of_b_comes_from_b_c_and_f_only() {
             .map(|_| [(); 3].map(|()| numbers.take(DIM)))
             .collect();
 
-        // Separate: each sequence by itself, in plain loops.
+        // Separate sequences, in plain loops.
         let paths = [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 5, 6]];
         let mut expected = vec![0.0; ROWS * DIM];
         let mut from_query = [0.0; ROWS];
@@ -158,9 +158,8 @@ fn gradient_of_the_value_of_b_comes_from_b_c_and_f_only() {
     }
 }
 
-/// The row of C predicts D in one sequence and E in another: the gradient of its logits is
-/// `(p - e_D) + (p - e_E)`, not that of one of them; and so for the other rows, where D, E and G
-/// get none.
+/// The row of C predicts D in one sequence and E in another: the gradient of its logits is `(p -
+/// e_D) + (p - e_E)`. The same holds for the other rows; D, E and G have no gradient.
 #[test]
 fn gradient_of_the_logits_of_c_is_the_sum_over_both_targets() {
     let predictions: [&[u32]; 9] = [
@@ -182,8 +181,8 @@ fn gradient_of_the_logits_of_c_is_the_sum_over_both_targets() {
     }
 }
 
-/// What a training loop sees: seven tokens at the positions of their paths, and nine predictions
-/// from four rows.
+/// The tensors for a training loop: seven tokens at their path positions, and nine predictions from
+/// four rows.
 #[test]
 fn nine_predictions_from_four_rows_of_seven() {
     let pack = only_pack(LossForm::PerTrajectory);

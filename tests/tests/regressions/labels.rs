@@ -1,5 +1,5 @@
-//! Which row predicts which token, and how often it counts: seen from the gradients of the logits,
-//! in plain loops. The same on the host, without tensors, is tested in `tree-pack`.
+//! The target and weight of each row's predictions, derived from the gradients of the logits in
+//! plain loops. `tree-pack` has the same tests on the host, without tensors.
 
 use proptest::prelude::*;
 use tree_pack::{Aggregation, LossForm, Objective, Trajectory};
@@ -16,7 +16,7 @@ fn trajectory(tokens: &[u32]) -> Trajectory {
     Trajectory::new("task", "rollout", tokens.to_vec(), vec![true; tokens.len()])
 }
 
-/// Checks the sum over all predictions, merged and not.
+/// Checks the sum over all predictions, merged and unmerged.
 fn check_sum(trajectories: &[Trajectory], expected: &[(&[u32], f64)]) {
     let expected: Vec<_> = expected
         .iter()
@@ -31,7 +31,7 @@ fn check_sum(trajectories: &[Trajectory], expected: &[(&[u32], f64)]) {
     }
 }
 
-/// Four samples share three sampled tokens: they count once or four times, as asked.
+/// Four samples share three sampled tokens, which count once or four times, as selected.
 #[test]
 fn shared_sampled_tokens_count_as_chosen() {
     let trajectories: Vec<_> = (0..4)
@@ -83,8 +83,8 @@ fn shared_sampled_tokens_count_as_chosen() {
     }
 }
 
-/// The last token of a trajectory predicts nothing: not the first token of the next row of the
-/// pack, and not that of a sibling.
+/// The last token of a trajectory predicts nothing: neither the first token of the next tree of the
+/// pack nor that of a sibling.
 #[test]
 fn last_token_of_a_path_has_no_label() {
     let trajectories = [
@@ -105,8 +105,7 @@ fn last_token_of_a_path_has_no_label() {
     );
 }
 
-/// One row before a fork, one target for each branch: none is lost, also where a trajectory ends
-/// there.
+/// One row before a fork has one target per branch, also if a trajectory ends there.
 #[test]
 fn first_token_after_a_fork_is_predicted_for_every_branch() {
     let trajectories = [
@@ -129,8 +128,8 @@ fn first_token_after_a_fork_is_predicted_for_every_branch() {
     );
 }
 
-/// Equal trajectories that are not neighbours, and trajectories that begin others: each counts
-/// fully, whatever their order.
+/// Duplicates that are not adjacent, and trajectories that are prefixes of others: each counts
+/// fully in any order.
 #[test]
 fn duplicates_and_prefixes_count_in_any_order() {
     let mut trajectories = [
@@ -156,7 +155,7 @@ fn duplicates_and_prefixes_count_in_any_order() {
     }
 }
 
-/// Three trajectories, one leaf: weights are by trajectory.
+/// Three trajectories, one leaf: weights are per trajectory.
 #[test]
 fn weights_count_trajectories_that_end_at_inner_nodes() {
     let trajectories = [&[1, 2][..], &[1, 2, 3], &[1, 2, 3, 4]].map(trajectory);
@@ -179,9 +178,9 @@ fn masks_belong_to_trajectories_not_to_tree_tokens() {
 proptest! {
     #![proptest_config(cases(64))]
 
-    /// For every objective and aggregation, merged or not, in any packs: each row predicts the
-    /// tokens that follow it in the trajectories that train them, with the weight that they have
-    /// in the loss of the separate sequences, and nothing else.
+    /// For every objective and aggregation, merged or not, in any packs: each row predicts exactly
+    /// the next tokens of the trajectories that train them, with their weights in the loss of the
+    /// separate sequences.
     #[test]
     fn predictions_are_those_of_separate_sequences(
         forest in forests(ForestShape::default()),

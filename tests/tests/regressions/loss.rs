@@ -1,4 +1,4 @@
-//! Averages: over predictions of the whole step, never over rows or packs.
+//! Averages are over predictions of the whole step, never over rows or packs.
 
 use burn::tensor::DType;
 use burn_tree_nn::{EntropyOutput, LmHeadOptions, token_log_probs};
@@ -38,7 +38,7 @@ const SMALL_PADDED: Packing = Packing {
     ..Packing::SMALL_PACKS
 };
 
-/// The loss and the gradients of a step do not depend on how it is cut into packs, nor on padding.
+/// The loss and the gradients of a step do not depend on packing or padding.
 #[test]
 fn means_are_over_the_step_not_over_packs() {
     let device = autodiff_device();
@@ -86,8 +86,8 @@ fn means_are_over_the_step_not_over_packs() {
     }
 }
 
-/// Entropy, divergence and clipped share are means over the trained predictions of the sequences:
-/// neither sharing nor packing changes them.
+/// Entropy, KL divergence and clip fraction are means over the trained predictions of the
+/// sequences, independent of sharing and packing.
 #[test]
 fn entropy_and_divergence_do_not_depend_on_packing() {
     let device = autodiff_device();
@@ -110,7 +110,7 @@ fn entropy_and_divergence_do_not_depend_on_packing() {
         kl_coef: 0.1,
     };
 
-    // The sequences alone, on the host: full distributions in f64.
+    // Separate sequences on the host: full distributions in f64.
     let (mut count, mut entropy, mut divergence, mut clipped) = (0.0, 0.0, 0.0, 0.0);
     for trajectory in &trajectories {
         let log_probs = read(&separate_log_probs(&model, trajectory, &device));
@@ -215,8 +215,8 @@ fn separate_entropies(
         .collect()
 }
 
-/// A step in which nothing is trained, or all trajectories have one token: a loss of exactly 0 and
-/// no NaN anywhere, not 0/0.
+/// Without trained tokens, or with trajectories of one token, the loss is exactly 0 and nothing is
+/// NaN.
 #[test]
 fn nothing_trained_is_a_loss_of_zero() {
     let device = autodiff_device();
@@ -249,7 +249,7 @@ fn nothing_trained_is_a_loss_of_zero() {
     }
 }
 
-/// A step without trajectories has no packs, and a loss of 0.
+/// A step without trajectories has no packs and a loss of 0.
 #[test]
 fn empty_step_is_a_loss_of_zero() {
     let form = LossForm::LogLikelihood;

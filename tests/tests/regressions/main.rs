@@ -1,5 +1,5 @@
-//! Faults that other implementations of the same job had, each by name, and the example of the
-//! documentation. `tests/README.md` lists which test stands for which fault.
+//! Regression tests for faults of similar implementations, and the example of the documentation.
+//! `tests/README.md` maps faults to tests.
 
 mod fresh_models;
 mod golden;

@@ -1,4 +1,4 @@
-//! Ways to use the library wrongly that nothing noticed: each is an error that says what is wrong.
+//! Misuse of the library that had gone undetected: each case is an error with its cause.
 
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
@@ -8,7 +8,7 @@ use burn_tree_nn::{
     LmHeadError, LmHeadOptions, TokenLogProbs, token_log_probs, try_token_log_probs,
 };
 use burn_tree_ssm::{RecurrenceError, TreeRecurrence};
-use burn_tree_train::objectives::{ObjectiveInputError, PpoOptions, try_ppo_loss, try_sft_loss};
+use burn_tree_train::losses::{LossInputError, PpoOptions, try_ppo_loss, try_sft_loss};
 use burn_tree_train::{
     BlockContext, BlockError, BlockOutputs, BlockPast, NoGradientsCause, StepError, StepOptions,
     TreeModel, frozen, sft_loss, step_forward, step_gradients,
@@ -74,7 +74,7 @@ fn all_options() -> [StepOptions; 2] {
     })
 }
 
-/// The error of a step of `model` on `packed`, with and without recomputation.
+/// The error of a step of `model` on `packed`, with and without activation checkpointing.
 fn refused<M: Module + TreeModel>(model: &M, packed: &PackedStep, device: &Device) -> StepError {
     let [first, second] = all_options().map(|options| {
         step_gradients(model, packed, &options, device, supervised).expect_err("a mistake")
@@ -133,11 +133,11 @@ fn a_loss_that_cannot_be_computed_is_an_error() {
         };
         let error = step_gradients(&model, &whole(), &options, &device, loss).unwrap_err();
         let text = error.to_string();
-        assert!(text.starts_with("the loss of pack 0: "), "{text}");
+        assert!(text.starts_with("loss of pack 0: "), "{text}");
     }
 }
 
-/// One rank of several may have nothing to train, or no packs.
+/// With several ranks, one rank may have no trained tokens, or no packs.
 #[test]
 fn a_rank_without_trained_tokens_is_no_mistake() {
     let device = autodiff_device();
@@ -152,7 +152,7 @@ fn a_rank_without_trained_tokens_is_no_mistake() {
     assert_eq!(step.unwrap().losses.len(), 1);
 }
 
-/// A layer that no token reaches.
+/// A layer that no token uses.
 #[derive(Module, Debug)]
 struct WithSpareLayer {
     model: SmallGpt,
@@ -236,7 +236,7 @@ fn parts_are_no_batches_of_their_own() {
     );
 }
 
-/// Two batches of one shape, with as many predictions.
+/// Two batches of the same shape with the same number of predictions.
 fn twins() -> [TreeBatch; 2] {
     [11, 3].map(|last| TreeBatch::new(&pack(&trajectories(last), 64).packs, &device()))
 }
@@ -261,7 +261,7 @@ fn occurrences_of_another_batch_are_refused() {
     let output = log_probs(&one.occurrences).unwrap();
     assert_eq!(
         try_sft_loss(output.clone(), &other.occurrences).unwrap_err(),
-        ObjectiveInputError::OtherBatch
+        LossInputError::OtherBatch
     );
     let error = try_ppo_loss(output.clone(), &other.occurrences, &PpoOptions::default());
     assert!(error.is_err());
@@ -306,7 +306,7 @@ fn weights_narrower_than_the_model_are_refused() {
     let error = loss(&TreeBatch::new(&packed.packs, &device)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "weights are in F32, which rounds them, but the log-probabilities in F64: make the batch \
+        "weights are F32, which rounds them, but the log-probabilities are F64: create the batch \
          with TreeBatch::with_dtype"
     );
     assert!(
@@ -325,7 +325,7 @@ fn blocks_that_leave_too_little_are_named() {
     for (mistake, expected) in [
         (
             Mistake::LeavesNoKeys,
-            "block 1 of the model, in pack 0: it attends with BlockContext::mask, and other packs \
+            "block 1 of the model, in pack 0: the block uses BlockContext::mask and other packs \
              continue this one, but BlockOutputs::key is None",
         ),
         (
@@ -348,7 +348,7 @@ fn blocks_that_leave_too_little_are_named() {
             |_, _, _| (),
         );
         assert_eq!(error.unwrap_err().to_string(), expected);
-        // Nothing continues a whole tree.
+        // No pack continues a whole tree.
         let step = step_gradients(
             &model,
             &whole(),
@@ -372,7 +372,7 @@ fn blocks_that_ignore_their_past_are_named() {
     assert!(text.contains("tree_attention_with_past"), "{text}");
 }
 
-/// The recurrent blocks of a model, with states that are not returned.
+/// A recurrent model whose blocks do not return their states.
 #[derive(Module, Debug)]
 struct Forgetful {
     model: burn_tree_models::CausalLm,
@@ -419,7 +419,9 @@ fn recurrent_blocks_that_leave_no_states_are_named() {
     };
     let text = refused(&model, &parts(), &device).to_string();
     assert!(
-        text.starts_with("block 0 of the model, in pack 0: it uses BlockContext::recurrence"),
+        text.starts_with(
+            "block 0 of the model, in pack 0: the block uses BlockContext::recurrence"
+        ),
         "{text}"
     );
 }
@@ -452,7 +454,7 @@ fn ids_past_the_vocabulary_are_named_before_anything_is_computed() {
         );
         assert_eq!(forward.unwrap_err().to_string(), text);
     }
-    // Targets are known without a step, too.
+    // Targets are checked outside of a step, too.
     let batch = TreeBatch::new(&pack(&trajectories(11), 64).packs, &device);
     let [_, rows] = batch.dims();
     let hidden = Tensor::<3>::ones([1, rows, 4], &device);

@@ -1,5 +1,5 @@
-//! Damaged model folders, and token ids that a model does not have: an error that names the place,
-//! never a panic. Mistakes one by one are tested with the models, in `examples/tests/qwen3`.
+//! Damaged model folders, and token ids outside the vocabulary: errors that name the place, never
+//! panics. The tests of `burn-tree-models` cover single mistakes.
 
 use std::fs;
 
@@ -68,11 +68,11 @@ proptest! {
 
     #[test]
     fn any_json_is_a_configuration_or_an_error(value in json_values()) {
-        // A tree of random names is none.
+        // A tree of random names is no valid configuration.
         prop_assert!(ModelConfig::from_json(value).is_err());
     }
 
-    /// What is accepted is written back as the same configuration.
+    /// An accepted configuration is written back unchanged.
     #[test]
     fn changed_configurations_are_read_or_refused(value in changed_configs()) {
         if let Ok(config) = ModelConfig::from_json(value) {
@@ -85,7 +85,7 @@ proptest! {
 proptest! {
     #![proptest_config(cases(48))]
 
-    /// A byte changed or the end cut off: an error, or, where only numbers changed, a model.
+    /// A changed byte or a truncated file: an error, or a model if only values changed.
     #[test]
     fn damaged_weights_give_an_answer(
         position in any::<Index>(),
@@ -120,7 +120,7 @@ proptest! {
     }
 }
 
-/// An id beyond the embedding is named, not read from elsewhere in memory.
+/// An id outside the embedding is reported and not read from other memory.
 #[test]
 #[should_panic(expected = "token ids outside the vocabulary")]
 fn token_ids_outside_the_vocabulary_are_refused() {

@@ -1,4 +1,4 @@
-//! What goes into which pack; more on that is in `tree-pack`.
+//! The contents of packs; `tree-pack` has further tests.
 
 use proptest::prelude::*;
 use tree_pack::{Aggregation, Objective, PackedStep};
@@ -8,7 +8,7 @@ use tree_training_tests::packing::Packing;
 /// A tree in a pack: its rows relative to its first one.
 type RelativeTree = (Vec<u32>, Vec<u32>, Vec<i64>, Vec<u32>);
 
-/// The trees of all packs, each cut out of its row, with its nodes.
+/// The trees of all packs, each extracted from its row, with its nodes.
 fn trees(step: &PackedStep) -> Vec<RelativeTree> {
     let mut trees = Vec::new();
     for pack in &step.packs {
@@ -24,7 +24,7 @@ fn trees(step: &PackedStep) -> Vec<RelativeTree> {
             trees.push((
                 layout.tokens[rows.clone()].to_vec(),
                 layout.position_ids[rows.clone()].to_vec(),
-                // The root has no parent: the same number for all.
+                // The root has no parent: the same value for all trees.
                 parents.map(|parent| parent.max(-1)).collect(),
                 starts.map(|start| (start - root) as u32).collect(),
             ));
@@ -38,8 +38,8 @@ fn trees(step: &PackedStep) -> Vec<RelativeTree> {
 proptest! {
     #![proptest_config(cases(200))]
 
-    /// Whatever the budget and the padding, each tree is laid out in one piece and the same way:
-    /// packing moves no branch point.
+    /// For any budget and padding, each tree has the same contiguous layout: packing moves no
+    /// branch point.
     #[test]
     fn packing_again_moves_no_branch_point(
         forest in forests(ForestShape { tasks: 1..=6, ..ForestShape::default() }),

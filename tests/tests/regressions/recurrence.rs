@@ -19,7 +19,7 @@ fn trajectory(tokens: Vec<u32>) -> Trajectory {
     Trajectory::new("task", "rollout", tokens, mask)
 }
 
-/// Tokens that repeat nothing, different for every `seed`.
+/// Tokens without repetitions, different for every `seed`.
 fn tokens(seed: usize, length: usize) -> impl Iterator<Item = u32> {
     (0..length).map(move |index| ((7 * index + 11 * seed + index * index / 3) % VOCABULARY) as u32)
 }
@@ -51,8 +51,8 @@ fn assert_packed_equals_separate(trajectories: &[Trajectory]) {
     }
 }
 
-/// Final hidden states of the rows of a batch, `[row][feature]`, with a context for blocks with
-/// attention and one for recurrent blocks.
+/// Final hidden states of the rows of a batch, `[row][feature]`, with one context for attention
+/// blocks and one for recurrent blocks.
 fn hidden(
     model: &CausalLm,
     batch: &TreeBatch,
@@ -95,9 +95,9 @@ fn alone(model: &CausalLm, tokens: &[u32], device: &Device) -> Vec<Vec<f32>> {
     hidden(model, &batch, &context, &context)
 }
 
-/// A sibling and a tree behind another start from their parent's state and from nothing, not from
-/// the row before, in the state as in the convolution. With the recurrence of one sequence they do
-/// not, and that is seen.
+/// A sibling starts from the state and convolution inputs of its parent, and a second tree from
+/// zero, not from the previous row. With the recurrence of one sequence they would start from the
+/// previous row, which the test detects.
 #[test]
 fn states_do_not_leak_between_siblings_or_trees() {
     let device = device();
@@ -123,7 +123,7 @@ fn states_do_not_leak_between_siblings_or_trees() {
     let leaking = hidden(&model, &batch, &context, &chain);
 
     for path in &paths {
-        // The rows of the path in the pack: from the row of its last token upwards.
+        // The rows of the path in the pack, upwards from its last token.
         let last = (0..layout.len())
             .find(|&row| {
                 row_path(layout, row)
@@ -139,7 +139,7 @@ fn states_do_not_leak_between_siblings_or_trees() {
         let expected = alone(&model, path, &device);
         let difference = distance(&pick(&packed), &expected);
         assert!(difference < 1e-5, "{difference} from the sequence alone");
-        // The first path is the beginning of the chain, too.
+        // The first path is also the beginning of the chain.
         if rows.last() != Some(&(rows.len() - 1)) {
             let difference = distance(&pick(&leaking), &expected);
             assert!(difference > 1e-3, "a leak changes only {difference}");
@@ -155,7 +155,7 @@ fn row_path(layout: &tree_pack::TreeLayout, row: usize) -> Vec<usize> {
     rows
 }
 
-/// Nodes and whole paths shorter than the convolution reaches back.
+/// Nodes and whole paths shorter than the convolution kernel.
 #[test]
 fn segments_shorter_than_the_convolution() {
     let mut trajectories = Vec::new();
@@ -173,7 +173,7 @@ fn segments_shorter_than_the_convolution() {
     assert_packed_equals_separate(&trajectories);
 }
 
-/// Lengths around the number of rows that are computed together, as sequences and as nodes.
+/// Lengths around the size of a window, as sequences and as nodes.
 #[test]
 fn lengths_that_are_no_multiple_of_a_window() {
     let lengths = [1, 2, 3, 63, 64, 65, 130];
@@ -223,19 +223,19 @@ fn gradients(
     NamedTensors::gradients(model, &step.gradients)
 }
 
-/// What makes the decay of a recurrent layer.
+/// The parameters of the decay of a recurrent layer.
 fn is_of_the_decay(name: &str) -> bool {
     ["a_log", "dt_bias", "in_proj_a.weight"]
         .iter()
         .any(|parameter| name.ends_with(parameter))
 }
 
-/// Before the first token there is no state that could decay: its gate gets a gradient of exactly
-/// zero, in each of several trees.
+/// Before the first token there is no state to decay: the gradient of its gate is exactly zero, in
+/// each of several trees.
 #[test]
 fn decay_of_first_tokens_has_no_gradient() {
     let device = autodiff_device();
-    // Only the predictions of the first tokens count.
+    // Only the predictions of the first tokens are trained.
     let trajectories = [1, 2, 3].map(|token| trajectory(vec![token, token + 1]));
     for dtype in test_dtypes() {
         let model = random_model(&hybrid_config(VOCABULARY), 7, dtype, &device);
@@ -258,8 +258,8 @@ fn decay_of_first_tokens_has_no_gradient() {
     }
 }
 
-/// Gradients of the decay sum over long paths and cancel: in f32 they keep six digits where products
-/// rounded to TF32 or bfloat16 would leave three.
+/// Gradients of the decay are sums over long paths with cancellation: in f32 they keep six digits,
+/// with products rounded to TF32 or bfloat16 only three.
 #[test]
 fn decay_gradients_keep_their_digits() {
     if !test_dtypes().contains(&DType::F64) {
@@ -281,7 +281,7 @@ fn decay_gradients_keep_their_digits() {
     }
 }
 
-/// A state that does not decay for 300 tokens, and one that is gone after each.
+/// A state that does not decay over 300 tokens, and one that decays completely after each.
 #[test]
 fn decay_of_any_rate() {
     let device = autodiff_device();

@@ -1,5 +1,5 @@
-//! Sequences of all kinds through a whole model: log-probabilities, losses and gradients equal
-//! those of the sequences alone.
+//! Sequences of all kinds through models: log-probabilities, losses and gradients equal those of
+//! the separate sequences.
 
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_tree_models::ModelConfig;
@@ -22,7 +22,7 @@ fn trajectory(tokens: &[u32]) -> Trajectory {
     Trajectory::new("task", "rollout", tokens.to_vec(), vec![true; tokens.len()])
 }
 
-/// For every loss, packed in one row and in several padded ones.
+/// For every loss, packed into one row and into several padded ones.
 fn assert_packed_equals_separate(trajectories: &[Trajectory]) {
     let device = autodiff_device();
     let packings = [
@@ -66,15 +66,15 @@ fn assert_packed_equals_separate(trajectories: &[Trajectory]) {
     }
 }
 
-/// The end of a text is a target like others, and the row of an inner end predicts what follows in
-/// the other trajectories, never its own next token.
+/// The end-of-text token is a target like others, and an inner row with it predicts the next tokens
+/// of the other trajectories.
 #[test]
 fn end_of_text() {
     assert_packed_equals_separate(&[
         trajectory(&[1, 2, 3, END_OF_TEXT]),
         trajectory(&[1, 2, END_OF_TEXT]),
         trajectory(&[1, 2, 3, 4, END_OF_TEXT]),
-        // A text that goes on after an end, as in a conversation.
+        // A text that continues after an end-of-text token, as in a conversation.
         trajectory(&[1, 2, END_OF_TEXT, 5, END_OF_TEXT]),
     ]);
 }
@@ -103,8 +103,8 @@ fn unequal_lengths() {
     ]);
 }
 
-/// Trees of several tasks and several trees of one task, which see nothing of each other, even
-/// where they hold the same tokens.
+/// Trees of several tasks, and several trees of one task, do not see each other, even with the same
+/// tokens.
 #[test]
 fn several_trees() {
     let mut trajectories: Vec<_> = [
@@ -122,7 +122,7 @@ fn several_trees() {
     assert_packed_equals_separate(&trajectories);
 }
 
-/// Loss masks that leave prompts and single tokens out.
+/// Loss masks without prompts and without single tokens.
 #[test]
 fn masked_prompts() {
     let mut trajectories = [
@@ -132,12 +132,12 @@ fn masked_prompts() {
     ];
     trajectories[0].loss_mask[..4].fill(false);
     trajectories[1].loss_mask[..3].fill(false);
-    // Trained by this one only.
+    // Trained by this trajectory only.
     trajectories[2].loss_mask[..2].fill(false);
     assert_packed_equals_separate(&trajectories);
 }
 
-/// Tokens of a prompt are not trained, but what follows depends on them.
+/// Prompt tokens are not trained, but later tokens depend on them.
 #[test]
 fn rows_of_masked_prompts_get_gradients() {
     let device = autodiff_device();
@@ -145,7 +145,7 @@ fn rows_of_masked_prompts_get_gradients() {
     for trajectory in &mut trajectories {
         trajectory.loss_mask[..3].fill(false);
     }
-    // A head of its own, so that the embedding gets gradients as an input only.
+    // A separate head, so that the embedding gets gradients from inputs only.
     let config = dense_config(VOCABULARY);
     assert!(!config.tie_word_embeddings);
     let (objective, aggregation) = (Objective::PerPath, Aggregation::TokenMean);
@@ -182,7 +182,7 @@ fn rows_of_masked_prompts_get_gradients() {
     }
 }
 
-/// Padding in the middle of a batch changes nothing: not its hidden states, whatever its tokens.
+/// Padding in the middle of a batch has no effect, neither its hidden states nor its tokens.
 #[test]
 fn padding_is_inert() {
     for config in [dense_config(VOCABULARY), hybrid_config(VOCABULARY)] {

@@ -1,4 +1,4 @@
-//! Who sees whom, and at which position.
+//! Visibility and positions.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ fn pack(packing: Packing, trajectories: &[Trajectory]) -> Vec<Pack> {
         .packs
 }
 
-/// Ancestors of every row and itself, found by following parents.
+/// The row itself and its ancestors, found by following parents.
 fn ancestors(layout: &TreeLayout) -> Vec<Vec<usize>> {
     (0..layout.len())
         .map(|row| {
@@ -39,9 +39,9 @@ fn ancestors(layout: &TreeLayout) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// With equal scores every visible key has the same weight, and with the identity as the value
-/// the output of a row is the set it sees: `1 / size` at its members, exactly 0 elsewhere.
-/// The gradient of the value tells the same about keys: the sum over the rows that see them.
+/// With equal scores every visible key has the same weight, and with the identity as values the
+/// output of a row is the set of its visible keys: `1 / size` for its members, exactly 0 elsewhere.
+/// The gradient of the values is the sum over the rows that see each key.
 fn assert_sees_its_ancestors(layout: &TreeLayout, padded_len: usize) {
     let device = autodiff_device();
     let equal = Tensor::<4>::zeros([1, 1, padded_len, 2], (&device, DType::F32));
@@ -95,7 +95,7 @@ fn assert_sees_its_ancestors(layout: &TreeLayout, padded_len: usize) {
     }
 }
 
-/// Forks inside forks inside forks.
+/// Nested forks.
 #[test]
 fn masks_are_right_at_every_depth() {
     // Five levels of two or three branches; nodes of one to three tokens.
@@ -122,9 +122,9 @@ fn masks_are_right_at_every_depth() {
     assert_sees_its_ancestors(layout, layout.len() + 3);
 }
 
-/// Short nodes that end at the border of a tile, above more rows than a tile has: summing the mask
-/// of such a block as machine words wraps to zero. Keys and values must not be skipped, in the
-/// forward or the backward.
+/// Short nodes that end at the border of a tile, above more rows than a tile has: a sum of mask
+/// bits as machine words would overflow to zero. Keys and values must not be skipped in the forward
+/// or the backward pass.
 #[test]
 fn no_block_is_skipped_at_tile_borders() {
     for border in [32_u32, 64, 128, 256] {
@@ -145,7 +145,7 @@ fn no_block_is_skipped_at_tile_borders() {
             assert_sees_its_ancestors(layout, layout.len());
         }
     }
-    // Keys, too: against sequences in plain loops.
+    // Keys, too: compared with sequences in plain loops.
     let trunk: Vec<u32> = (0..64).map(|token| token % 31).collect();
     let trajectories: Vec<_> = (0..130)
         .map(|index| trajectory(trunk.iter().copied().chain([40 + index]).collect()))
@@ -163,7 +163,7 @@ fn no_block_is_skipped_at_tile_borders() {
     check_attention(&packs, &trajectories, &setup, DType::F32);
 }
 
-/// An empty tree and rows of padding: exact zeros, no NaN, in the forward and the backward.
+/// An empty tree and padding: exact zeros, no NaN, forward and backward.
 #[test]
 fn rows_that_see_nothing_are_zero_and_get_no_gradient() {
     let device = autodiff_device();
@@ -208,10 +208,10 @@ fn rows_that_see_nothing_are_zero_and_get_no_gradient() {
     }
 }
 
-/// Depth must not be bounded by a stack, nor cost more than linear time.
+/// Depth is not limited by a call stack, and time is linear.
 #[test]
 fn depth_of_100_000_is_no_problem() {
-    // A chain in which every token ends a trajectory's shared part: 100,000 nodes of one token.
+    // A chain in which every token ends a shared prefix: 100,000 nodes of one token.
     const DEPTH: u32 = 100_000;
     let segments = (0..DEPTH)
         .map(|row| Segment {
@@ -225,7 +225,7 @@ fn depth_of_100_000_is_no_problem() {
         ..sequence_layout(&vec![1; DEPTH as usize])
     };
     assert_quickly_masked(&layout);
-    // Through the packing: two long trajectories that part at the end.
+    // Through packing: two long trajectories that diverge at the end.
     let long = |last: u32| {
         trajectory(
             (0..DEPTH)
@@ -239,7 +239,7 @@ fn depth_of_100_000_is_no_problem() {
     assert_quickly_masked(&packs[0].layout);
 }
 
-/// A dense mask of a million rows would be 10^12 entries.
+/// A dense mask of a million rows would have 10^12 entries.
 #[test]
 fn mask_of_a_million_rows_is_linear() {
     const BRANCHES: u32 = 1_000_000;
@@ -263,8 +263,8 @@ fn mask_of_a_million_rows_is_linear() {
     assert_quickly_masked(&star);
 }
 
-/// Builds the mask and the plan of its tiles. Linear work takes well under a second for a million
-/// rows; the limit leaves room for slow and busy machines and is far from quadratic work.
+/// Builds the mask and its tile plan. Linear work takes well under a second for a million rows; the
+/// limit allows for slow and busy machines and is far below quadratic work.
 fn assert_quickly_masked(layout: &TreeLayout) {
     let start = Instant::now();
     let mask = TreeMask::from_layouts(std::slice::from_ref(layout), layout.len(), &device());
@@ -299,7 +299,7 @@ fn row_lengths_need_not_be_multiples_of_a_tile() {
     }
 }
 
-/// A mask that does not fit the rows is refused, not read past its end.
+/// A mask that does not match the rows is refused.
 #[test]
 fn mask_and_rows_of_different_length_are_refused() {
     let device = device();
@@ -318,7 +318,7 @@ fn mask_and_rows_of_different_length_are_refused() {
     assert!(error.contains('5') && error.contains('6'), "{error}");
 }
 
-/// Final hidden states of a pack, row by row, as bits of f32.
+/// Final hidden states of a pack, per row, as bits of f32.
 fn hidden_bits(model: &CausalLm, pack: &Pack, device: &Device) -> Vec<Vec<u32>> {
     let batch = TreeBatch::new(std::slice::from_ref(pack), device);
     let context = BlockContext::new(&batch);
@@ -334,8 +334,8 @@ fn hidden_bits(model: &CausalLm, pack: &Pack, device: &Device) -> Vec<Vec<u32>> 
 proptest! {
     #![proptest_config(cases(48))]
 
-    /// Another token in one row changes the rows of its subtree and, bit for bit, no other: no path
-    /// through the model may ignore the mask.
+    /// Changing a token of one row changes the rows of its subtree and no others, bit for bit: all
+    /// paths through the model respect the mask.
     #[test]
     fn changing_a_branch_changes_no_other_row(
         forest in forests(ForestShape::default()),
@@ -360,7 +360,7 @@ proptest! {
         }
     }
 
-    /// The operation at row lengths and paddings of all kinds; dropping a block changes some
+    /// The operation with all kinds of row lengths and paddings; a skipped tile would change a
     /// gradient.
     #[test]
     fn no_block_is_skipped_in_random_trees(
@@ -379,8 +379,8 @@ proptest! {
     }
 }
 
-/// Positions are depths on the path and reach the rotary embedding: a later sibling computes the
-/// same as alone, and something else if it is given row numbers.
+/// Positions are depths on the path and are used by RoPE: a later sibling has the results of its
+/// separate sequence, and others with row numbers as positions.
 #[test]
 fn positions_are_depths_and_reach_the_model() {
     let device = device();

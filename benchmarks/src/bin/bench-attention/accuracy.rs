@@ -1,4 +1,4 @@
-//! Errors against a computation in f64 on the host, on some rows and keys of every head.
+//! Errors relative to a computation in f64 on the host, for some rows and keys of every head.
 
 use std::num::NonZero;
 use std::thread::available_parallelism;
@@ -9,35 +9,35 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use tree_training_benchmarks::attention::{AttentionInputs, AttentionOutput, Heads};
 
-/// `||x - reference|| / ||reference||` over the checked rows or keys; NaN never passes for small.
+/// `||x - reference|| / ||reference||` over the checked rows or keys. NaN counts as large.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Errors {
     /// Of the output.
     pub output: f64,
-    /// Of the output, the largest of one row of one head. Rounding probabilities and the output to
-    /// bfloat16 comes to some 4e-3 at most; what goes wrong in one row only hides in `output`.
+    /// Of the output, the largest error of one row of one head. Rounding probabilities and output
+    /// to bfloat16 causes about 4e-3; an error in a single row does not show in `output`.
     pub worst_output_row: f64,
     /// Of the gradients of query, key and value.
     pub gradients: [f64; 3],
 }
 
 impl Errors {
-    /// The largest of the gradients' errors, NaN if one is.
+    /// The largest error of the gradients; NaN if one is NaN.
     pub fn worst_gradient(&self) -> f64 {
         self.gradients.into_iter().fold(0.0, worse)
     }
 }
 
-/// The larger one, NaN if one is.
+/// The larger value; NaN if one is NaN.
 fn worse(a: f64, b: f64) -> f64 {
     if b > a || b.is_nan() { b } else { a }
 }
 
-/// Checks `count` rows and keys of batch row 0 in all heads: one drawn by `seed` from each of
-/// `count` equal parts.
+/// Checks `count` rows and keys of batch row 0 in all heads: one from each of `count` equal ranges,
+/// selected by `seed`.
 ///
-/// The reference of gradients of keys and values takes output and log-sum-exp of all rows from the
-/// forward pass, which is checked itself.
+/// The reference of the gradients of keys and values uses output and log-sum-exp of the forward
+/// pass, which is checked separately.
 pub fn errors(
     inputs: &AttentionInputs,
     forward: &AttentionOutput,
@@ -94,7 +94,7 @@ pub fn errors(
     }
 }
 
-/// The results of all items, in their order.
+/// The results of all items, in order.
 fn on_all_cores<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let cores = available_parallelism().map_or(1, NonZero::get);
     let work = &work;
@@ -133,7 +133,7 @@ impl Difference {
         self.reference += other.reference;
     }
 
-    /// Zero where there is no difference, as for rows that see nothing.
+    /// Zero if there is no difference, for example for rows that see no keys.
     fn relative(self) -> f64 {
         if self.difference == 0.0 {
             0.0
@@ -197,7 +197,7 @@ impl<'a> Host<'a> {
         self.key_start[key] <= row && row < self.key_end[key]
     }
 
-    /// Query heads that use a key/value head.
+    /// Query heads per key/value head.
     fn group(&self) -> usize {
         self.heads.query / self.heads.key_value
     }

@@ -6,27 +6,27 @@ use clap::Parser;
 use tree_training_benchmarks::attention::Heads;
 use tree_training_benchmarks::{Dtype, HeadCounts, Implementation};
 
-/// Useful TFLOP/s of tree attention, forward and backward, by tree.
+/// TFLOP/s of tree attention, forward and backward, by tree.
 ///
-/// Useful operations are 4 d per visible (query, key) pair and query head forward, and 2.5 times
-/// that backward.
+/// Model FLOPs are 4 d per visible (query, key) pair and query head in the forward pass, and 2.5
+/// times that in the backward pass.
 #[derive(Parser, Debug, Clone)]
 #[command(name = "bench-attention", version)]
 pub struct Args {
-    /// Where to compute.
+    /// Device.
     #[arg(long, default_value = "flex")]
     pub device: String,
-    /// Tokens of the synthetic trees, and of the recorded pack at most.
+    /// Tokens of the synthetic trees, and largest number of tokens of the recorded pack.
     #[arg(long, default_value_t = 16_384)]
     pub rows: usize,
-    /// star16, comb, leaf40, causal, and recorded: a pack of the recorded runs.
+    /// Trees: star16, comb, leaf40, causal, and recorded (a pack of the recorded runs).
     #[arg(
         long,
         value_delimiter = ',',
         default_values = ["star16", "comb", "leaf40", "causal", "recorded"]
     )]
     pub trees: Vec<String>,
-    /// Runs in token form of which a pack is made.
+    /// Recorded runs in token form.
     #[arg(
         long,
         value_name = "FILE",
@@ -50,31 +50,31 @@ pub struct Args {
         default_values_t = [Implementation::Automatic]
     )]
     pub implementations: Vec<Implementation>,
-    /// Measurements of which the median is taken.
+    /// Measurements, whose median is taken.
     #[arg(long, default_value_t = 5)]
     pub samples: usize,
-    /// Runs of one measurement.
+    /// Runs per measurement.
     #[arg(long, default_value_t = 10)]
     pub runs: usize,
-    /// Rows of the comparison with Burn's own attention; not compared if not given.
+    /// Rows of the comparison with Burn's attention; default: no comparison.
     #[arg(long, value_delimiter = ',')]
     pub burn_rows: Vec<usize>,
-    /// Rows and keys that are checked in all heads against a computation in f64; 0 checks nothing.
+    /// Rows and keys per head to check against a computation in f64; 0 disables the check.
     #[arg(long, default_value_t = 64)]
     pub checked: usize,
-    /// Which rows and keys are checked; without it, others in every run.
+    /// Seed of the checked rows and keys; default: other ones in every run.
     #[arg(long, default_value_t = rand::random(), hide_default_value = true)]
     pub seed: u64,
-    /// Only save the packs in this folder, for other programs to run.
+    /// Only save the packs in this folder, for other programs.
     #[arg(long, value_name = "FOLDER")]
     pub write_packs: Option<PathBuf>,
-    /// Write all figures as JSON.
+    /// Write all results as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
 
 impl Args {
-    /// Heads with their features.
+    /// Numbers of heads and their features.
     pub fn heads(&self) -> impl Iterator<Item = Heads> {
         self.heads.iter().map(|counts| Heads {
             query: counts.0,

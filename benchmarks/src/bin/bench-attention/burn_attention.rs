@@ -1,5 +1,5 @@
-//! Burn's own attention under autodiff, which keeps `[N, N]` scores, against tree attention on one
-//! path: time and memory of forward and backward.
+//! Burn's attention under autodiff, which keeps `[N, N]` scores, compared with tree attention on
+//! one path: time and memory of forward and backward pass.
 
 use burn::tensor::module::attention;
 use burn::tensor::ops::AttentionModuleOptions;
@@ -9,16 +9,16 @@ use burn_tree_trainer::report::timing::{Repetitions, seconds, wait};
 use serde::Serialize;
 use tree_training_benchmarks::attention::Heads;
 
-/// Forward and backward of one path.
+/// Forward and backward pass on one path.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Cost {
     /// Median seconds.
     pub seconds: f64,
-    /// Memory reserved besides the inputs, where the device tells.
+    /// Memory reserved besides the inputs, if the device reports it.
     pub bytes: Option<u64>,
 }
 
-/// Both, at one length.
+/// Both at one length.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Comparison {
     /// Tokens of the path.
@@ -29,7 +29,8 @@ pub struct Comparison {
     pub burn: Cost,
 }
 
-/// Compares both with `heads.query` query, key and value heads: Burn's attention has no groups.
+/// Compares both with `heads.query` query, key and value heads, since Burn's attention has no
+/// groups.
 pub fn compare(
     rows: usize,
     heads: Heads,

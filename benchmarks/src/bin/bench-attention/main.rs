@@ -1,4 +1,4 @@
-//! Useful TFLOP/s of tree attention by tree.
+//! Measures the TFLOP/s of tree attention by tree.
 
 mod accuracy;
 mod args;
@@ -25,7 +25,7 @@ use tree_training_benchmarks::repeated::{self, Repeated, Repetition};
 use accuracy::Errors;
 use args::Args;
 
-/// One tree, dtype, number of heads and implementation.
+/// One tree, dtype, head configuration and implementation.
 #[derive(Clone, Debug, Serialize)]
 struct Measured {
     tree: String,
@@ -34,25 +34,25 @@ struct Measured {
     implementation: String,
     rows: usize,
     visible_share: f64,
-    /// Host time of the mask.
+    /// Host time of building the mask.
     mask_seconds: f64,
     forward_seconds: f64,
     backward_seconds: f64,
-    /// Useful TFLOP/s.
+    /// Forward TFLOP/s.
     forward_tflops: f64,
-    /// Useful TFLOP/s.
+    /// Backward TFLOP/s.
     backward_tflops: f64,
     errors: Option<Errors>,
-    /// Of the forward pass, against its first run.
+    /// Repetitions of the forward pass, compared with its first run.
     forward_repeated: Repeated,
-    /// Of the backward pass, against its first run.
+    /// Repetitions of the backward pass, compared with its first run.
     backward_repeated: Repeated,
 }
 
-/// Everything that was measured.
+/// All results.
 #[derive(Serialize)]
 struct Results {
-    /// Which rows were checked.
+    /// Seed of the checked rows.
     seed: u64,
     attention: Vec<Measured>,
     burn: Vec<burn_attention::Comparison>,
@@ -105,7 +105,7 @@ fn run(args: &Args) -> Result<()> {
     write(args, &results)
 }
 
-/// Writes what has been measured so far.
+/// Writes the results so far.
 fn write(args: &Args, results: &Results) -> Result<()> {
     if let Some(file) = &args.json {
         atomic::write(file, &serde_json::to_vec_pretty(results)?)?;
@@ -132,7 +132,7 @@ fn measure(
     let row = &pack.step.packs[0];
     let new_mask =
         || TreeMask::from_layouts(std::slice::from_ref(&row.layout), row.padded_len, device);
-    // The first one on a device may have to wait for it to start.
+    // The first use of a device may include its initialisation.
     let mask = new_mask();
     let start = Instant::now();
     drop(new_mask());

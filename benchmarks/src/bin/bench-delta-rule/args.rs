@@ -8,32 +8,32 @@ use tree_training_benchmarks::{Dtype, HeadCounts, Implementation};
 
 use crate::layers::LayerShape;
 
-/// Times of the gated delta rule on trees against one path, of the operations around it, and of
-/// whole Gated DeltaNet layers on trees against separate trajectories.
+/// Times of the gated delta rule on trees relative to one path, of the operations around it, and of
+/// whole Gated DeltaNet layers on trees and on separate trajectories.
 ///
-/// TFLOP/s are those of the products in full windows of 64 rows that the mathematics needs: at 128
-/// features 5.2 million multiply-adds a window and value head forward, 16.3 million backward.
+/// Model FLOPs are those of the products in full windows of 64 rows: with 128 features, 5.2 million
+/// multiply-adds per window and value head in the forward pass, and 16.3 million in the backward
+/// pass.
 #[derive(Parser, Debug, Clone)]
 #[command(name = "bench-delta-rule", version)]
 pub struct Args {
-    /// Where to compute.
+    /// Device.
     #[arg(long, default_value = "flex")]
     pub device: String,
-    /// Tokens of the synthetic trees, and of the recorded pack at most.
+    /// Tokens of the synthetic trees, and largest number of tokens of the recorded pack.
     #[arg(long, default_value_t = 16_384)]
     pub rows: usize,
-    /// Tokens of the single paths. The one with as many as the trees is what trees are compared
-    /// with.
+    /// Tokens of the single paths. Trees are compared with the path of as many tokens.
     #[arg(long, value_delimiter = ',', default_values_t = [8192, 16_384, 32_768])]
     pub paths: Vec<usize>,
-    /// star16, comb, leaf40, and recorded: a pack of the recorded runs.
+    /// Trees: star16, comb, leaf40, and recorded (a pack of the recorded runs).
     #[arg(
         long,
         value_delimiter = ',',
         default_values = ["star16", "comb", "leaf40", "recorded"]
     )]
     pub trees: Vec<String>,
-    /// Runs in token form of which a pack is made.
+    /// Recorded runs in token form.
     #[arg(
         long,
         value_name = "FILE",
@@ -57,20 +57,20 @@ pub struct Args {
         default_values_t = [Implementation::Automatic]
     )]
     pub implementations: Vec<Implementation>,
-    /// Measurements of which the median is taken.
+    /// Measurements, whose median is taken.
     #[arg(long, default_value_t = 5)]
     pub samples: usize,
-    /// Runs of one measurement; of layers always one.
+    /// Runs per measurement; layers always have one.
     #[arg(long, default_value_t = 10)]
     pub runs: usize,
-    /// Key heads that are checked, with all value heads that use them, against a computation in f64;
-    /// 0 checks nothing.
+    /// Key heads to check, with their value heads, against a computation in f64; 0 disables the
+    /// check.
     #[arg(long, default_value_t = 1)]
     pub checked: usize,
     /// Do not time the operations around the gated delta rule.
     #[arg(long)]
     pub no_parts: bool,
-    /// Shapes of whole layers.
+    /// Layer shapes.
     #[arg(
         long,
         value_enum,
@@ -79,20 +79,19 @@ pub struct Args {
         default_values_t = [LayerShape::Qwen3Next, LayerShape::Qwen35_0_8b]
     )]
     pub layers: Vec<LayerShape>,
-    /// Tokens of each of the 16 trajectories that layers are timed on.
+    /// Tokens of each of the 16 trajectories on which layers are timed.
     #[arg(long, default_value_t = 2048)]
     pub layer_length: usize,
-    /// Only tell how the trees of these recorded runs, in packs of `--rows` tokens, are cut into
-    /// windows.
+    /// Only print the windows of the trees of these recorded runs, in packs of `--rows` tokens.
     #[arg(long, value_name = "FILE", value_delimiter = ',')]
     pub windows: Vec<PathBuf>,
-    /// Write all figures as JSON.
+    /// Write all results as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
 
 impl Args {
-    /// Heads with their features.
+    /// Numbers of heads and their features.
     pub fn heads(&self) -> impl Iterator<Item = DeltaRuleHeads> {
         self.heads.iter().map(|counts| DeltaRuleHeads {
             key: counts.0,

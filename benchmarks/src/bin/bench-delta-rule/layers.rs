@@ -1,4 +1,4 @@
-//! Whole Gated DeltaNet layers on a tree against separate trajectories.
+//! Whole Gated DeltaNet layers on a tree and on separate trajectories.
 
 use anyhow::{Context, Result, bail};
 use burn::module::Module;
@@ -15,11 +15,11 @@ use tree_pack::{
 use tree_training_benchmarks::packs::PAD_TO_MULTIPLE;
 use tree_training_benchmarks::trees::{LEAVES, TreeShape};
 
-/// Overlap of the tree: 1.25 tokens of trajectories for each token of the tree. Below this ratio
-/// others found layers on trees slower than on trajectories.
+/// Tokens of the trajectories per token of the tree. Below this ratio, layers on trees have been
+/// reported to be slower than on trajectories.
 const OVERLAP: f64 = 0.2;
 
-/// Shape of a layer.
+/// The shape of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LayerShape {
     /// Hidden 2048, 16 key and 32 value heads.
@@ -30,12 +30,12 @@ pub enum LayerShape {
     Qwen35_0_8b,
 }
 
-/// A layer, forward and backward.
+/// The times of a layer.
 #[derive(Clone, Debug, Serialize)]
 pub struct MeasuredLayer {
-    /// Its shape.
+    /// The shape.
     pub layer: String,
-    /// Dtype of the computation.
+    /// The compute dtype.
     pub dtype: String,
     /// Tokens of the tree.
     pub tree_tokens: usize,
@@ -57,7 +57,7 @@ impl LayerShape {
         value.get_name().to_owned()
     }
 
-    /// A model of one recurrent block, as small as possible around it.
+    /// A model with one recurrent block and minimal other parts.
     fn config(self) -> Result<ModelConfig> {
         let (hidden_size, num_value_heads) = match self {
             Self::Qwen3Next => (2048, 32),
@@ -80,7 +80,7 @@ impl LayerShape {
         })
     }
 
-    /// Times the layer on a tree of 16 trajectories of `length` tokens, and on these.
+    /// Times the layer on a tree of 16 trajectories of `length` tokens, and on these trajectories.
     pub fn measure(
         self,
         length: usize,

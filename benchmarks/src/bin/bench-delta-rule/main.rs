@@ -1,4 +1,4 @@
-//! Times of the gated delta rule on trees, of the operations around it, and of whole layers.
+//! Measures the gated delta rule on trees, the operations around it, and whole layers.
 
 mod args;
 mod layers;
@@ -24,7 +24,7 @@ use layers::MeasuredLayer;
 use parts::MeasuredPart;
 use rule::Measured;
 
-/// Everything that was measured.
+/// All results.
 #[derive(Default, Serialize)]
 struct Results {
     delta_rule: Vec<Measured>,
@@ -78,7 +78,7 @@ fn run(args: &Args) -> Result<()> {
                     .measure(pack, &results.delta_rule)?;
                     println!("{}", report::line(&measured));
                     results.delta_rule.push(measured);
-                    // What is measured is kept if something later fails.
+                    // Results are kept if a later measurement fails.
                     write(args, &results)?;
                 }
             }
@@ -104,7 +104,7 @@ fn run(args: &Args) -> Result<()> {
     }
     for layer in &args.layers {
         for &dtype in &args.dtypes {
-            // A layer keeps the device busy for long enough by itself.
+            // One run of a layer keeps the device busy for long enough.
             let repetitions = Repetitions {
                 runs: 1,
                 ..repetitions
@@ -153,7 +153,7 @@ fn recorded_windows(file: &std::path::Path, rows: usize) -> Result<WindowStats> 
     Ok(WindowStats::of_packs(&step.packs))
 }
 
-/// Writes what has been measured so far.
+/// Writes the results so far.
 fn write(args: &Args, results: &Results) -> Result<()> {
     if let Some(file) = &args.json {
         atomic::write(file, &serde_json::to_vec_pretty(results)?)?;

@@ -1,4 +1,4 @@
-//! The operations around the gated delta rule, each by itself.
+//! The single operations around the gated delta rule.
 
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Device, Distribution, Tensor};
@@ -8,17 +8,17 @@ use burn_tree_trainer::report::timing::{Repetitions, seconds};
 use serde::Serialize;
 use tree_training_benchmarks::delta_rule::DeltaRuleHeads;
 
-/// Tokens that the convolution reads.
+/// Kernel size of the convolution.
 const KERNEL_SIZE: usize = 4;
 
 const EPSILON: f64 = 1e-6;
 
-/// An operation, forward and backward.
+/// The times of an operation.
 #[derive(Clone, Debug, Serialize)]
 pub struct MeasuredPart {
-    /// What it does.
+    /// Name of the operation.
     pub operation: &'static str,
-    /// Tree it was measured on.
+    /// Name of the tree.
     pub tree: String,
     /// Dtype of the inputs.
     pub dtype: String,
@@ -26,15 +26,16 @@ pub struct MeasuredPart {
     pub rows: usize,
     /// Seconds of the forward pass.
     pub forward_seconds: f64,
-    /// Seconds of the backward pass: those of both, from a gradient of ones, less the forward pass.
+    /// Seconds of the backward pass: those of both passes, from a gradient of ones, less the
+    /// forward pass.
     pub backward_seconds: f64,
-    /// Bytes that the forward pass must read and write.
+    /// Minimum bytes that the forward pass reads and writes.
     pub forward_bytes: f64,
-    /// Bytes that the backward pass must read and write.
+    /// Minimum bytes that the backward pass reads and writes.
     pub backward_bytes: f64,
 }
 
-/// What the operations are timed with.
+/// The setting of the measurements.
 pub struct Setting<'a> {
     /// Name of the tree.
     pub tree: &'a str,
@@ -44,9 +45,9 @@ pub struct Setting<'a> {
     pub heads: DeltaRuleHeads,
     /// Dtype of the inputs.
     pub dtype: DType,
-    /// Where to compute.
+    /// Device.
     pub device: &'a Device,
-    /// How often.
+    /// Repetitions.
     pub repetitions: Repetitions,
 }
 
@@ -96,7 +97,7 @@ impl Inputs {
         }
     }
 
-    /// The same, all with gradients.
+    /// The same inputs with gradients.
     fn tracked(&self) -> Self {
         fn leaf<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
             tensor.clone().autodiff().require_grad()
@@ -133,7 +134,8 @@ pub fn measure(setting: &Setting) -> Vec<MeasuredPart> {
     vec![
         time(
             "convolution and SiLU",
-            // Backward reads inputs and gradients of outputs, and writes gradients of inputs.
+            // The backward pass reads inputs and gradients of outputs, and writes gradients of
+            // inputs.
             [2.0 * channels, 3.0 * channels],
             setting,
             &inputs,

@@ -1,4 +1,4 @@
-//! What is printed.
+//! Printed tables.
 
 use burn_tree_trainer::memory::format_bytes;
 use burn_tree_trainer::report::{grouped, table, tera};
@@ -9,7 +9,7 @@ use crate::layers::MeasuredLayer;
 use crate::parts::MeasuredPart;
 use crate::rule::Measured;
 
-/// One line of the gated delta rule, as soon as it is measured.
+/// One line about the gated delta rule, printed immediately.
 pub fn line(one: &Measured) -> String {
     let relative = one.relative_to_path.map_or(String::new(), |[f, b]| {
         format!("; of one path's time {f:.2} and {b:.2}")
@@ -34,7 +34,7 @@ pub fn line(one: &Measured) -> String {
     )
 }
 
-/// All of the gated delta rule.
+/// The table of the gated delta rule.
 pub fn delta_rule(measured: &[Measured]) -> String {
     let rows = measured.iter().map(|one| {
         let error = |value: fn(&Errors) -> f64| match &one.errors {
@@ -101,7 +101,7 @@ pub fn delta_rule(measured: &[Measured]) -> String {
     table(&header, rows.collect())
 }
 
-/// The operations around it.
+/// The table of the operations around it.
 pub fn parts(measured: &[MeasuredPart]) -> String {
     let rows = measured.iter().map(|one| {
         let rate = |bytes: f64, seconds: f64| format!("{:.0}", bytes / seconds / 1e9);
@@ -129,7 +129,7 @@ pub fn parts(measured: &[MeasuredPart]) -> String {
     table(&header, rows.collect())
 }
 
-/// One layer.
+/// One line about a layer.
 pub fn layer_line(one: &MeasuredLayer) -> String {
     format!(
         "layer {} {}: {} of {} tokens; forward {:.2} ms on the tree, {:.2} flat; forward and \
@@ -147,7 +147,7 @@ pub fn layer_line(one: &MeasuredLayer) -> String {
     )
 }
 
-/// How files are cut into windows.
+/// The table of windows per file.
 pub fn windows(files: &[(String, WindowStats)]) -> String {
     let rows = files.iter().map(|(name, stats)| {
         vec![

@@ -15,61 +15,62 @@ use tree_training_benchmarks::windows::WindowStats;
 
 use crate::recurrence;
 
-/// One tree, dtype, number of heads and implementation.
+/// One tree, dtype, head configuration and implementation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
-    /// `path16384`, `star16` etc., or `recorded`.
+    /// Name of the tree: `path16384`, `star16`, ..., or `recorded`.
     pub tree: String,
-    /// Key and value heads, and features of one.
+    /// Numbers of heads and their features.
     pub heads: String,
     /// Dtype of the inputs.
     pub dtype: String,
-    /// What ran.
+    /// Implementation.
     pub implementation: String,
-    /// How the tree is cut.
+    /// Windows of the tree.
     pub windows: WindowStats,
-    /// Host time of the windows.
+    /// Host time of building the windows.
     pub recurrence_seconds: f64,
-    /// Of the forward pass.
+    /// Seconds of the forward pass.
     pub forward_seconds: f64,
-    /// Of the backward pass.
+    /// Seconds of the backward pass.
     pub backward_seconds: f64,
-    /// Times relative to those of one path of (nearly) as many tokens, per token: forward and
-    /// backward; `None` without such a path.
+    /// Forward and backward time per token, relative to one path of (nearly) as many tokens; `None`
+    /// without such a path.
     pub relative_to_path: Option<[f64; 2]>,
-    /// FLOP/s of the products in full windows.
+    /// Forward FLOP/s of the products in full windows.
     pub forward_flops_per_second: f64,
-    /// FLOP/s of the products in full windows.
+    /// Backward FLOP/s of the products in full windows.
     pub backward_flops_per_second: f64,
-    /// Memory reserved for one forward and one backward pass besides the inputs, where the device
-    /// tells.
+    /// Memory reserved for one forward and one backward pass besides the inputs, if the device
+    /// reports it.
     pub bytes: Option<u64>,
-    /// Against the token recurrence in f64.
+    /// Errors relative to the token recurrence in f64.
     pub errors: Option<Errors>,
-    /// Of the forward pass, against its first run.
+    /// Repetitions of the forward pass, compared with its first run.
     pub forward_repeated: Repeated,
-    /// Of the backward pass, against its first run.
+    /// Repetitions of the backward pass, compared with its first run.
     pub backward_repeated: Repeated,
 }
 
-/// What the operation is timed with.
+/// The setting of the measurements.
 pub struct Setting<'a> {
-    /// Key and value heads, and features of one.
+    /// Numbers of heads and their features.
     pub heads: DeltaRuleHeads,
     /// Dtype of the inputs.
     pub dtype: DType,
-    /// What is to run.
+    /// Implementation.
     pub implementation: Implementation,
-    /// Where to compute.
+    /// Device.
     pub device: &'a Device,
-    /// How often.
+    /// Repetitions.
     pub repetitions: Repetitions,
-    /// Key heads that are checked.
+    /// Number of key heads to check.
     pub checked: usize,
 }
 
 impl Setting<'_> {
-    /// Times and checks both passes; `before` may have the path to compare with.
+    /// Times and checks both passes. `before` has earlier results, among them the path to compare
+    /// with.
     pub fn measure(&self, pack: &NamedPack, before: &[Measured]) -> Result<Measured> {
         let start = Instant::now();
         let recurrence = recurrence(pack);
@@ -137,8 +138,8 @@ impl Setting<'_> {
 }
 
 impl Measured {
-    /// Times per token relative to a path measured with the same setting, if one of them has nearly
-    /// as many tokens: a path of another length has another share of constant costs.
+    /// Times per token relative to a path with the same setting and nearly as many tokens. (The
+    /// share of fixed costs depends on the length.)
     fn relative_to(&self, others: &[Self]) -> Option<[f64; 2]> {
         let tokens = self.windows.tokens as f64;
         let length = |path: &Self| path.windows.tokens as f64;
@@ -156,7 +157,7 @@ impl Measured {
     }
 }
 
-/// `count` of `heads` key heads, spread evenly.
+/// `count` of `heads` key heads, evenly spaced.
 fn checked_groups(count: usize, heads: usize) -> Vec<usize> {
     let count = count.min(heads);
     (0..count).map(|index| index * heads / count).collect()

@@ -7,22 +7,22 @@ use burn_tree_trainer::options::ComputeDtype;
 use clap::{Parser, ValueEnum};
 use tree_pack::Partitioning;
 
-/// Times optimizer steps on trees against the same steps on separate trajectories, with a model of
-/// random weights.
+/// Times optimizer steps on trees and the same steps on separate trajectories, with a random model.
 ///
-/// Both are packed into rows of the same budget and run through the same operations. Synthetic
-/// steps have the same trajectories' lengths at every overlap, so that the separate step is always
-/// the same work and is timed once; recorded runs make one step of the first tasks of a file.
+/// Both are packed into the same token budget and use the same operations. Synthetic steps have
+/// trajectories of the same lengths at every overlap, so the step on separate trajectories is the
+/// same work and is timed once. Of each recorded file, one step of its first tasks is timed.
 #[derive(Parser, Debug, Clone)]
 #[command(name = "bench-train", version)]
 pub struct Args {
-    /// Where to compute.
+    /// Device.
     #[arg(long, default_value = "flex")]
     pub device: String,
-    /// Shape of the model: tiny, tiny-hybrid, small, 0.6b, 4b or hybrid (18 of 24 blocks recurrent).
+    /// Configuration of the model: tiny, tiny-hybrid, small, 0.6b, 4b or hybrid (18 of 24 blocks
+    /// recurrent).
     #[arg(long, default_value = "tiny")]
     pub model: String,
-    /// Token ids of the model.
+    /// Vocabulary size of the model.
     #[arg(long, default_value_t = 151_936)]
     pub vocab: usize,
     /// Dtype of the blocks in the forward and backward pass; norms stay f32.
@@ -40,46 +40,46 @@ pub struct Args {
     /// Tokens of each trajectory of a synthetic step.
     #[arg(long, default_value_t = 2048)]
     pub length: usize,
-    /// Trees of 16 trajectories in a synthetic step.
+    /// Trees in a synthetic step, of 16 trajectories each.
     #[arg(long, default_value = "8")]
     pub trees: NonZeroUsize,
-    /// Recorded runs in token form, one step each.
+    /// Recorded runs in token form; one step per file.
     #[arg(long, value_name = "FILE")]
     pub data: Vec<PathBuf>,
-    /// A step of recorded runs takes whole tasks, in the order of the file, while their trajectories
-    /// have no more tokens than this.
+    /// Largest number of tokens of the trajectories in a step of recorded runs, which takes whole
+    /// tasks in the order of the file.
     #[arg(long, value_name = "TOKENS", default_value_t = 131_072)]
     pub step_tokens: usize,
-    /// Most tokens of a pack.
+    /// Token budget of a pack.
     #[arg(long, default_value = "32768")]
     pub token_budget: NonZeroUsize,
-    /// What becomes of trees over the budget; several are measured one after another. Separate
-    /// trajectories are packed whole.
+    /// Partitioning of trees over the budget; several are measured one after another. Separate
+    /// trajectories are not partitioned.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Parts::Refuse])]
     pub partitioning: Vec<Parts>,
-    /// Compute blocks again for their backward pass.
+    /// Activation checkpointing: recompute blocks in their backward pass.
     #[arg(long)]
     pub recompute: bool,
-    /// Put what waits into host memory.
+    /// Host offload: keep tensors that are not in use in host memory.
     #[arg(long)]
     pub offload: bool,
-    /// Time a few small steps first, and set the times that they predict beside what is measured.
+    /// Calibrate with a few small steps first, and compare predicted with measured times.
     #[arg(long)]
     pub predict: bool,
-    /// Steps before those that are timed. The second step is the first whose optimizer has a state, and
-    /// compiles kernels for it.
+    /// Untimed steps. The second step is the first whose optimizer has a state, and compiles
+    /// kernels for it.
     #[arg(long, default_value_t = 2)]
     pub warm_up: usize,
-    /// Steps that are timed.
+    /// Timed steps.
     #[arg(long, default_value = "3")]
     pub repetitions: NonZeroUsize,
     /// Also time the phases of a step and the operations of a block.
     #[arg(long)]
     pub parts: bool,
-    /// Only save the packed steps in this folder, for other programs to run.
+    /// Only save the packed steps in this folder, for other programs.
     #[arg(long, value_name = "FOLDER")]
     pub write_packs: Option<PathBuf>,
-    /// Write all figures as JSON.
+    /// Write all results as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
@@ -87,7 +87,7 @@ pub struct Args {
 /// [`Partitioning`] on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Parts {
-    /// They are an error.
+    /// Report an error.
     Refuse,
     /// Connected parts, as few as possible.
     Connected,
@@ -95,7 +95,7 @@ pub enum Parts {
     Shared,
     /// Every node is a part.
     PerNode,
-    /// Smaller trees, each with all of its ancestors: the shared prefixes are recomputed.
+    /// Smaller trees that repeat their common prefixes.
     RepeatedPrefixes,
 }
 

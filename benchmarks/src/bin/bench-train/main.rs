@@ -1,4 +1,4 @@
-//! Optimizer steps on trees against the same steps on separate trajectories.
+//! Times optimizer steps on trees and the same steps on separate trajectories.
 
 mod args;
 mod measure;
@@ -21,7 +21,7 @@ use burn_tree_trainer::optim::adamw::{AdamWOptions, adamw};
 use burn_tree_trainer::optim::optimizer_step::Trainer;
 use burn_tree_trainer::plan::sharing::calibrate_on;
 use burn_tree_trainer::report::timing::Repetitions;
-use burn_tree_trainer::run::pass::Prediction;
+use burn_tree_trainer::run::variant::TimePrediction;
 use clap::Parser;
 use tree_pack::{PackOptions, Partitioning};
 use tree_training_benchmarks::attention::Heads;
@@ -107,7 +107,7 @@ fn run(args: &Args) -> Result<()> {
             flat_steps.push((shape, comparison.flat.clone()));
         }
         results.push(comparison);
-        // What is measured is kept if a later step fails.
+        // Results are kept if a later step fails.
         if let Some(file) = &args.json {
             results.write(file)?;
         }
@@ -119,8 +119,12 @@ fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Fits the time of steps to a few small ones.
-fn predict(args: &Args, config: &ModelConfig, trainer: &Trainer<CausalLm>) -> Result<Prediction> {
+/// Calibrates the prediction of step times.
+fn predict(
+    args: &Args,
+    config: &ModelConfig,
+    trainer: &Trainer<CausalLm>,
+) -> Result<TimePrediction> {
     let parts = args.partitioning.iter().map(|&parts| parts.into());
     let packs = PackOptions {
         pad_to_multiple: steps::PAD_TO_MULTIPLE,
@@ -148,13 +152,13 @@ fn predict(args: &Args, config: &ModelConfig, trainer: &Trainer<CausalLm>) -> Re
     {
         println!("  {name}: {seconds:.3e} s");
     }
-    Ok(Prediction {
+    Ok(TimePrediction {
         time: calibration.step_time,
         recurrent: config.is_hybrid(),
     })
 }
 
-/// Rates of the products with as many rows as most packs have.
+/// Rates of the products with the number of rows that most packs have.
 fn rates(
     args: &Args,
     config: &ModelConfig,
@@ -163,7 +167,7 @@ fn rates(
 ) -> Rates {
     let packs = steps.iter().flat_map(|step| &step.flat.packs);
     let rows = packs.map(|pack| pack.padded_len).max().unwrap_or(1);
-    // As `token_log_probs` chooses where it is not told.
+    // The default of `token_log_probs`.
     let head_rows = trainer.options.head.chunk_rows.unwrap_or(256).min(rows);
     let repetitions = Repetitions {
         warm_up: 2,

@@ -1,4 +1,4 @@
-//! Times of steps, and what they consist of.
+//! Times of steps, and of their parts.
 
 use anyhow::Result;
 use burn::module::{Module, ModuleVisitor, Param};
@@ -8,10 +8,10 @@ use burn_tree_attn::TreeMask;
 use burn_tree_models::LinearAttentionConfig;
 use burn_tree_ssm::TreeRecurrence;
 use burn_tree_train::{ModelCost, StepBound, StepCounts, StepWork, TreeModel, step_index_memory};
-use burn_tree_trainer::objective::Supervised;
+use burn_tree_trainer::loss::Supervised;
 use burn_tree_trainer::optim::optimizer_step::Trainer;
 use burn_tree_trainer::report::timing::{Repetitions, median, seconds};
-use burn_tree_trainer::run::pass::Prediction;
+use burn_tree_trainer::run::variant::TimePrediction;
 use serde::Serialize;
 use tree_pack::{Pack, PackedStep, TreeLayout};
 use tree_training_benchmarks::attention::{AttentionInputs, Heads};
@@ -21,17 +21,17 @@ use tree_training_benchmarks::products::ProductTimes;
 use crate::args::Args;
 use crate::steps::BenchStep;
 
-/// So small that no parameter changes: every step is made from the same ones.
+/// So small that no parameter changes: every step has the same input.
 const LEARNING_RATE: f64 = 1e-12;
 
-/// One form of a step.
+/// A step on trees or on separate trajectories.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
-    /// Packs it was split into.
+    /// Number of packs.
     pub packs: usize,
-    /// Tokens computed.
+    /// Tokens, without padding.
     pub tokens: u64,
-    /// (query, key) pairs.
+    /// Visible (query, key) pairs.
     pub visible_pairs: u64,
     /// Rows projected on the vocabulary.
     pub projected_rows: u64,
@@ -39,30 +39,30 @@ pub struct Measured {
     pub flops: f64,
     /// Median wall time.
     pub seconds: f64,
-    /// What was predicted for it, if it was.
+    /// Predicted seconds, if available.
     pub predicted_seconds: Option<f64>,
-    /// Rows of earlier packs that packs continue from.
+    /// Past keys of all packs.
     pub past_rows: u64,
-    /// Bytes of masks, plans and indices of the pack that has most of them, in the forward pass.
+    /// Bytes of masks, plans and indices of the pack with most of them, in the forward pass.
     pub index_bytes: u64,
-    /// All timed steps.
+    /// Wall times of all timed steps.
     pub samples: Vec<f64>,
-    /// What the matrix products take at the rate measured for each of them alone.
+    /// Seconds of the matrix products at their separately measured rates.
     pub product_seconds: f64,
-    /// What attention takes at the rate measured for it alone.
+    /// Seconds of attention at its separately measured rate.
     pub attention_seconds: f64,
-    /// What the delta rule of recurrent layers takes at the rate measured for it alone.
+    /// Seconds of the delta rule of recurrent layers at its separately measured rate.
     pub recurrence_seconds: f64,
-    /// Most memory reserved on the device, where it tells.
+    /// Peak memory reserved on the device, if it reports it.
     pub reserved_bytes: Option<u64>,
     /// Loss.
     pub loss: f64,
 }
 
-/// Both forms of a step.
+/// A step on trees and on separate trajectories.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
-    /// The step.
+    /// Name of the step.
     pub name: String,
     /// On trees.
     pub tree: Measured,
@@ -76,47 +76,48 @@ pub struct Comparison {
     pub step_bound: f64,
     /// The step bound for the part of the flat step that depends on tokens.
     pub step_bound_with_constants: f64,
-    /// Flat seconds over tree seconds.
+    /// Measured speed-up: flat seconds over tree seconds.
     pub achieved: f64,
-    /// Original tokens a second, on trees.
+    /// Original tokens per second, on trees.
     pub original_tokens_per_second: f64,
-    /// Relative deviation of the loss on trees from that on separate trajectories; not known where
-    /// those were timed on other tokens.
+    /// Relative deviation of the loss on trees from that on separate trajectories; `None` if the
+    /// flat step was timed on other tokens.
     pub loss_deviation: Option<f64>,
 }
 
-/// Rates of this machine, against which a step is judged.
+/// Rates of this machine, to which steps are compared.
 pub struct Rates {
-    /// Of the matrix products.
+    /// Matrix products.
     pub products: ProductTimes,
-    /// Seconds of the copy of the parameters that computes.
+    /// Seconds of the compute copy of the parameters.
     pub shadow_seconds: f64,
-    /// Seconds of norm, clipping and optimizer.
+    /// Seconds of gradient norm, clipping and optimizer.
     pub update_seconds: f64,
-    /// Heads and layers of the attention.
+    /// Heads and layers of attention.
     pub attention: (Heads, usize),
     /// Sizes and number of the recurrent layers, if there are any.
     pub recurrence: Option<(LinearAttentionConfig, usize)>,
 }
 
 impl Rates {
-    /// What a step takes whatever its tokens, each part waited for.
+    /// The fixed time of a step, measured with a wait after each part.
     pub fn constant_seconds(&self) -> f64 {
         self.shadow_seconds + self.update_seconds
     }
 }
 
-/// What times are set against.
+/// The references for the times of a step.
 pub struct Yardsticks<'a> {
     /// Model FLOPs.
     pub cost: ModelCost,
-    /// What products and attention take by themselves.
+    /// Seconds of products and attention at their separate rates.
     pub rates: &'a Rates,
-    /// What is predicted from small steps.
-    pub prediction: Option<Prediction>,
+    /// Predicted seconds.
+    pub prediction: Option<TimePrediction>,
 }
 
-/// Times both forms of a step. `timed_flat` is that of a step of the same shape, if there was one.
+/// Times a step on trees and on separate trajectories. `timed_flat` is the result for a flat step
+/// of the same shape, if there is one.
 pub fn compare<M: Module + TreeModel>(
     step: &BenchStep,
     timed_flat: Option<&Measured>,
@@ -184,7 +185,7 @@ fn measure<M: Module + TreeModel>(
     let attention_flops = 3.5 * heads.forward_flops(counts.visible_pairs) * layers as f64;
     Ok(Measured {
         packs: step.packs.len(),
-        predicted_seconds: prediction.map(|Prediction { time, recurrent }| {
+        predicted_seconds: prediction.map(|TimePrediction { time, recurrent }| {
             time.seconds(&StepWork::of_step(&step.packs, recurrent))
         }),
         past_rows: step
@@ -208,7 +209,7 @@ fn measure<M: Module + TreeModel>(
     })
 }
 
-/// Bytes of masks, plans and indices of the pack that has most of them.
+/// Bytes of masks, plans and indices of the pack with most of them.
 fn largest_index_memory<M: Module + TreeModel>(
     step: &PackedStep,
     trainer: &Trainer<M>,
@@ -223,13 +224,13 @@ fn largest_index_memory<M: Module + TreeModel>(
 }
 
 fn largest_pack(step: &PackedStep) -> &Pack {
-    // Of those that continue no other: a mask and a recurrence of their own.
+    // Of packs that continue no other, because these have masks and recurrences of their own.
     let whole = step.packs.iter().filter(|pack| pack.gateway.is_none());
     let largest = whole.max_by_key(|pack| pack.layout.len());
     largest.expect("a step has packs")
 }
 
-/// Seconds of the delta rule of one layer, forward and backward, for a token of the largest pack.
+/// Seconds per token of the delta rule of one layer, forward and backward, on the largest pack.
 fn recurrence_seconds_per_token(
     step: &PackedStep,
     linear: &LinearAttentionConfig,
@@ -253,7 +254,7 @@ fn recurrence_seconds_per_token(
     Ok(both / pack.layout.len() as f64)
 }
 
-/// FLOP/s of the attention of the largest pack of a step, forward and backward together.
+/// FLOP/s of attention on the largest pack of a step, forward and backward together.
 fn attention_rate(step: &PackedStep, heads: Heads, dtype: DType, device: &Device) -> Result<f64> {
     let pack = largest_pack(step);
     let mask = mask_of(&pack.layout, pack.padded_len, device);
@@ -274,8 +275,7 @@ fn mask_of(layout: &TreeLayout, padded_len: usize, device: &Device) -> TreeMask 
     TreeMask::from_layouts(std::slice::from_ref(layout), padded_len, device)
 }
 
-/// Seconds of what a step does whatever its tokens: the copy of the parameters that computes, and
-/// the update.
+/// Seconds of the fixed parts of a step: the compute copy of the parameters, and the update.
 pub fn constants<M: Module + TreeModel>(trainer: &Trainer<M>) -> (f64, f64) {
     let repetitions = Repetitions {
         warm_up: 2,

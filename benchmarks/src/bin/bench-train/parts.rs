@@ -1,4 +1,4 @@
-//! Where the time of a step goes: its phases, and the operations of a block.
+//! The parts of a step: its phases, and the operations of a block.
 
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
@@ -31,8 +31,8 @@ pub fn print(step: &BenchStep, config: &ModelConfig, trainer: &Trainer<CausalLm>
     operations(pack, config, trainer, repetitions);
 }
 
-/// The phases of a step of one pack, each waited for: their sum is more than a step takes in which
-/// the device never waits.
+/// The phases of a step of one pack, with a wait after each. Their sum exceeds the time of a step
+/// without waits.
 fn phases(pack: &Pack, trainer: &Trainer<CausalLm>, repetitions: Repetitions) {
     let device = &trainer.device;
     let (precision, head) = (trainer.precision, trainer.options.head);
@@ -80,7 +80,7 @@ fn phases(pack: &Pack, trainer: &Trainer<CausalLm>, repetitions: Repetitions) {
 /// One row of the table of operations.
 struct Operation {
     name: &'static str,
-    /// Of the forward and the backward pass, where they are counted.
+    /// FLOPs of the forward and the backward pass, if they are counted.
     flops: Option<[f64; 2]>,
     forward: f64,
     backward: f64,
@@ -104,7 +104,7 @@ impl Operations<'_> {
         let forward = seconds(self.device, self.repetitions, &run);
         // From a gradient of ones.
         let both = seconds(self.device, self.repetitions, || run().backward());
-        // Attention's five products are counted as two and a half times its two.
+        // Attention has five products in the backward pass and two in the forward pass.
         let more = match name.starts_with("attention") {
             true => 2.5,
             false => 2.0,

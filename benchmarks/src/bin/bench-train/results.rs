@@ -11,7 +11,7 @@ use tree_training_benchmarks::products::ProductTimes;
 
 use crate::measure::{Comparison, Measured, Rates};
 
-/// Everything that was measured.
+/// All results.
 #[derive(Serialize)]
 pub struct Results {
     products: Vec<ProductRates>,
@@ -20,7 +20,7 @@ pub struct Results {
     steps: Vec<Comparison>,
 }
 
-/// FLOP/s of the three products with a matrix of one shape.
+/// FLOP/s of the three products with matrices of one shape.
 #[derive(Serialize)]
 struct ProductRates {
     input: usize,
@@ -31,7 +31,7 @@ struct ProductRates {
 }
 
 impl Results {
-    /// No steps yet.
+    /// Results without steps.
     pub fn new(rates: &Rates) -> Self {
         let ProductTimes { by_shape, .. } = &rates.products;
         let products = by_shape.iter().map(|&([input, output], rates)| {
@@ -78,13 +78,13 @@ impl Results {
         let header = ["TFLOP/s of products", "x w", "g wT", "xT g"];
         println!("{}", table(&header, rows.collect()));
         println!(
-            "Whatever the tokens: copy of the parameters {:.2} ms, norm, clipping and optimizer {:.2} ms",
+            "Fixed time of a step: copy of parameters {:.2} ms, clipping and optimizer {:.2} ms",
             self.shadow_seconds * 1e3,
             self.update_seconds * 1e3
         );
     }
 
-    /// Speed-ups, and what the steps consist of.
+    /// The tables of speed-ups and of the parts of steps.
     pub fn print_tables(&self) {
         let speedups = self.steps.iter().map(|step| {
             vec![
@@ -115,13 +115,13 @@ impl Results {
         ];
         println!("{}", table(&header, speedups.collect()));
 
-        let forms = self.steps.iter().flat_map(|step| {
-            let forms = [("tree", &step.tree), ("flat", &step.flat)];
-            forms.map(|(form, measured)| form_row(&step.name, form, measured))
+        let variants = self.steps.iter().flat_map(|step| {
+            let variants = [("tree", &step.tree), ("flat", &step.flat)];
+            variants.map(|(variant, measured)| variant_row(&step.name, variant, measured))
         });
         let header = [
             "step",
-            "form",
+            "variant",
             "packs",
             "tokens",
             "ms",
@@ -135,21 +135,21 @@ impl Results {
             "indices of the largest",
             "predicted ms",
         ];
-        println!("{}", table(&header, forms.collect()));
+        println!("{}", table(&header, variants.collect()));
     }
 
-    /// Writes everything as JSON.
+    /// Writes all results as JSON.
     pub fn write(&self, path: &Path) -> Result<()> {
         Ok(atomic::write(path, &serde_json::to_vec_pretty(self)?)?)
     }
 }
 
-fn form_row(name: &str, form: &str, measured: &Measured) -> Vec<String> {
+fn variant_row(name: &str, variant: &str, measured: &Measured) -> Vec<String> {
     let share = |seconds: f64| format!("{:.1} %", 100.0 * seconds / measured.seconds);
     let known = measured.product_seconds + measured.attention_seconds + measured.recurrence_seconds;
     vec![
         name.to_owned(),
-        form.to_owned(),
+        variant.to_owned(),
         measured.packs.to_string(),
         grouped(measured.tokens),
         format!("{:.1}", measured.seconds * 1e3),

@@ -1,4 +1,4 @@
-//! The steps that are timed.
+//! The timed steps.
 
 use std::path::Path;
 
@@ -13,16 +13,16 @@ use tree_training_benchmarks::trees::TreeShape;
 
 use crate::args::{Args, Parts};
 
-/// Rows of all packs are a multiple of this: fewer shapes for kernels to be tuned on.
+/// Rows of packs are a multiple of this, so that kernels are tuned for fewer shapes.
 pub const PAD_TO_MULTIPLE: usize = 128;
 
-/// One optimizer step in both forms.
+/// One optimizer step on trees and on separate trajectories.
 pub struct BenchStep {
     /// `synthetic-0.60`, or the name of the file.
     pub name: String,
-    /// Its trees.
+    /// Packs on trees.
     pub tree: PackedStep,
-    /// Its trajectories separately.
+    /// Packs on separate trajectories.
     pub flat: PackedStep,
 }
 
@@ -56,7 +56,7 @@ impl BenchStep {
         })
     }
 
-    /// What the time of the step on separate trajectories depends on.
+    /// The properties that the time of the step on separate trajectories depends on.
     pub fn flat_shape(&self) -> (StepCounts, Vec<usize>) {
         let [_, counts] = self.counts();
         let rows = self.flat.packs.iter().map(|pack| pack.padded_len);
@@ -68,16 +68,16 @@ impl BenchStep {
         [&self.tree, &self.flat].map(|step| StepCounts::of_packs(&step.packs))
     }
 
-    /// Saves both forms as `NAME.tree.safetensors` and `NAME.flat.safetensors`.
+    /// Saves both as `NAME.tree.safetensors` and `NAME.flat.safetensors`.
     pub fn save(&self, folder: &Path) -> Result<()> {
-        for (form, step) in [("tree", &self.tree), ("flat", &self.flat)] {
-            step.save(folder.join(format!("{}.{form}.safetensors", self.name)))?;
+        for (variant, step) in [("tree", &self.tree), ("flat", &self.flat)] {
+            step.save(folder.join(format!("{}.{variant}.safetensors", self.name)))?;
         }
         Ok(())
     }
 }
 
-/// All steps that the options ask for.
+/// The steps selected by the options.
 pub fn steps(args: &Args) -> Result<Vec<BenchStep>> {
     let budget = args.token_budget.get();
     let mut steps = Vec::new();
@@ -117,7 +117,7 @@ pub fn steps(args: &Args) -> Result<Vec<BenchStep>> {
     Ok(steps)
 }
 
-/// The first task, and those after it while all have at most `tokens` tokens.
+/// The first task, and the following tasks while the total is at most `tokens` tokens.
 fn first_tasks(trajectories: Vec<Trajectory>, tokens: usize) -> Vec<Trajectory> {
     let mut tasks: Vec<Vec<Trajectory>> = Vec::new();
     for trajectory in trajectories {

@@ -1,5 +1,4 @@
-//! How many tokens a pack may have in a given memory: estimates, and how far they are from what a
-//! process really takes.
+//! Estimates the tokens of a pack that fit in a given memory, and measures the error of estimates.
 
 mod measure;
 mod step;
@@ -20,12 +19,12 @@ struct Args {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Print how many tokens a pack may have in memories of several sizes.
+    /// Print the tokens of a pack that fit in memories of several sizes.
     Table(table::Options),
-    /// Make small training steps, each in a process of its own, and compare the most memory it takes
-    /// with the estimate.
+    /// Run small training steps, each in a separate process, and compare their peak memory with the
+    /// estimate.
     Measure(measure::Options),
-    /// Make one of these steps and print what it takes as JSON.
+    /// Run one of these steps and print its memory as JSON.
     Step(step::Options),
 }
 

@@ -1,4 +1,4 @@
-//! Estimates against what processes take.
+//! Compares estimates with measured memory.
 
 use std::process::Command;
 
@@ -10,16 +10,16 @@ use clap::{Args, ValueEnum};
 
 use crate::step::{Outcome, Shape};
 
-/// What is measured.
+/// Options of the measurement.
 #[derive(Args, Debug)]
 pub struct Options {
-    /// Where to compute.
+    /// Device.
     #[arg(long, default_value = "flex")]
     device: String,
-    /// Built-in model.
+    /// Built-in configuration.
     #[arg(long, default_value = "small")]
     model: String,
-    /// Its token ids.
+    /// Vocabulary size.
     #[arg(long, default_value_t = 4096)]
     vocab: usize,
     /// Dtype of the forward and backward pass.
@@ -60,7 +60,7 @@ pub fn print(options: &Options) -> Result<()> {
                 Err(error) => line.push(format!("{error:#}")),
             }
             lines.push(line);
-            // What has been measured is seen at once.
+            // Print results immediately.
             println!("{}", lines.last().expect("just pushed").join("  "));
         }
     }
@@ -93,7 +93,7 @@ fn cells(outcome: &Outcome) -> Vec<String> {
     ]
 }
 
-/// The most memory a process has held is never less than before: every step gets one of its own.
+/// The peak memory of a process never decreases, so each step runs in a separate process.
 fn in_a_process(
     options: &Options,
     shape: Shape,

@@ -1,4 +1,4 @@
-//! A training step of a known shape, and the memory that it takes.
+//! A training step of a known shape, and its memory.
 
 use std::num::NonZeroUsize;
 use std::time::Instant;
@@ -11,10 +11,10 @@ use burn_tree_models::{CausalLm, ModelConfig};
 use burn_tree_nn::TokenLogProbs;
 use burn_tree_train::{StepOptions, check_device, sft_loss, step_gradients};
 use burn_tree_trainer::device::device_by_name;
+use burn_tree_trainer::loss::Supervised;
 use burn_tree_trainer::memory::{
-    BytesInUse, MemoryEstimate, RunSize, StepSize, bytes_in_use, peak_memory,
+    BytesInUse, MemoryEstimate, MemoryOptions, StepRows, bytes_in_use, peak_memory,
 };
-use burn_tree_trainer::objective::Supervised;
 use burn_tree_trainer::optim::adamw::{AdamWOptions, adamw};
 use burn_tree_trainer::optim::optimizer_step::Trainer;
 use burn_tree_trainer::options::ComputeDtype;
@@ -31,22 +31,22 @@ const ADAMW: AdamWOptions = AdamWOptions {
     weight_decay: 0.1,
 };
 
-/// Its options.
+/// Options of the step.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Where to compute.
+    /// Device.
     #[arg(long, default_value = "flex")]
     pub device: String,
-    /// Built-in model.
+    /// Built-in configuration.
     #[arg(long, default_value = "small")]
     pub model: String,
-    /// Its token ids.
+    /// Vocabulary size.
     #[arg(long, default_value_t = 4096)]
     pub vocab: usize,
     /// Dtype of the forward and backward pass.
     #[arg(long, value_enum, default_value_t = ComputeDtype::F32)]
     pub dtype: ComputeDtype,
-    /// How its packs hang together.
+    /// Shape of the step.
     #[arg(long, value_enum, default_value_t = Shape::Chain)]
     pub shape: Shape,
     /// Tokens of a pack.
@@ -55,46 +55,46 @@ pub struct Options {
     /// Packs of the chain, or branches of the star.
     #[arg(long, default_value = "1")]
     pub parts: NonZeroUsize,
-    /// Compute blocks again for their backward pass.
+    /// Activation checkpointing: recompute blocks in their backward pass.
     #[arg(long)]
     pub recompute: bool,
-    /// Put what waits into host memory.
+    /// Host offload: keep tensors that are not in use in host memory.
     #[arg(long)]
     pub offload: bool,
 }
 
-/// How packs hang together.
+/// The shape of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Shape {
-    /// One path in parts.
+    /// One path, cut into parts.
     Chain,
     /// A prompt as large as a pack, and branches as large as a pack.
     Star,
 }
 
-/// What a step took.
+/// The measurements of a step.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Most memory at the same time, of everything: on a device, of its tensors; else of the process,
-    /// less what it held before there was a model.
+    /// Peak memory: of the tensors on a device with a memory pool; otherwise of the process, less
+    /// its memory before the model was created.
     pub peak_bytes: u64,
-    /// What is estimated for it.
+    /// The estimate.
     pub estimate: u64,
-    /// On a device: the most that the forward and backward passes of a step held at the same time,
-    /// besides the model, its copy that computes, and the sum of gradients over packs or blocks.
+    /// On a device with a memory pool: peak of the forward and backward passes of a step, without
+    /// the model, its compute copy and the sum of gradients.
     pub activation_bytes: Option<u64>,
-    /// On a device: what its allocator reserved.
+    /// On a device with a memory pool: bytes reserved by the allocator.
     pub reserved_bytes: Option<u64>,
     /// Seconds of the forward and backward passes.
     pub seconds: f64,
     /// Packs of the step.
     pub packs: usize,
-    /// Its loss.
+    /// Loss of the step.
     pub loss: f64,
 }
 
-/// Makes two steps, of which the second has an optimizer with a state, and the passes of two more.
+/// Runs two steps, since only the second has an optimizer with a state, and the passes of two more.
 pub fn run(options: &Options) -> Result<()> {
     let step = packed_step(options)?;
     let config = ModelConfig::named(&options.model, options.vocab)?;
@@ -126,24 +126,25 @@ pub fn run(options: &Options) -> Result<()> {
     passes(&trainer, &step)?;
     let seconds = start.elapsed().as_secs_f64();
     let size = ModelSize::new(&config, None);
-    let run = RunSize {
+    let run = MemoryOptions {
         compute_bytes: options.dtype.bytes(),
         recompute: options.recompute,
-        // Without a device of its own, what is offloaded stays in the same memory.
+        // On devices that use system memory, offloaded tensors stay in the same memory.
         offload: options.offload && in_use.is_some(),
-        ..RunSize::F32
+        ..MemoryOptions::F32
     };
     let peak_bytes = match in_use {
         Some(in_use) => in_use.peak,
         None => {
             let peak = peak_memory().zip(before_model);
-            let (peak, before) = peak.context("the system does not tell a process's memory")?;
+            let (peak, before) =
+                peak.context("the system does not report the memory of a process")?;
             peak - before
         }
     };
-    let step_size = StepSize::of_packs(&step.packs, config.is_hybrid());
+    let step_size = StepRows::of_packs(&step.packs, config.is_hybrid());
     let estimate = MemoryEstimate::new(&config, &size, &run, &step_size);
-    // In the dtype of the computation, for as long as the step takes.
+    // In the compute dtype, for the duration of the step.
     let copies = estimate.parameters - 4 * size.parameters;
     let sums = match options.recompute || step.packs.len() > 1 {
         true => 4 * size.trained_parameters,
@@ -164,7 +165,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Forward and backward passes, and nothing of them is kept.
+/// Runs the forward and backward passes and drops their results.
 fn passes(trainer: &Trainer<CausalLm>, step: &PackedStep) -> Result<()> {
     let Trainer {
         options, device, ..

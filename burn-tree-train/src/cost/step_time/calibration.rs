@@ -1,4 +1,4 @@
-//! The steps that are timed to find out what work costs.
+//! Calibration: timed synthetic steps to which the cost of each kind of work is fitted.
 
 use tree_pack::{
     MAX_ROWS, MAX_TOKEN_ID, PackOptions, PackedStep, Partitioning, PrefixForest, Trajectory,
@@ -7,21 +7,21 @@ use tree_pack::{
 
 use super::{FitError, StepTime, StepWork};
 
-/// How a [calibration](calibrate) is made.
+/// Options of a [calibration](calibrate).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CalibrationOptions {
-    /// Token ids are below this.
+    /// Upper bound (exclusive) of the token ids.
     pub vocab_size: usize,
-    /// Most rows of a pack, as in the steps that will be predicted.
+    /// Largest number of rows of a pack, as in the steps to be predicted.
     pub max_pack_rows: usize,
-    /// Packs are padded to a multiple of this, as in those steps.
+    /// Packs are padded to a multiple of this, as in the steps to be predicted.
     pub pad_to_multiple: usize,
     /// Whether the model has recurrent layers.
     pub recurrent: bool,
-    /// What becomes of trees over the budget. If they are cut in parts that continue each other, steps
+    /// Partitioning of trees over the budget. If it produces parts that continue each other, steps
     /// of such parts are timed, too.
     pub partitioning: Partitioning,
-    /// About how long the calibration may take, in seconds. Packs are as large as this allows.
+    /// Approximate duration of the calibration in seconds. Determines the size of its packs.
     pub seconds: f64,
 }
 
@@ -74,28 +74,28 @@ impl CalibrationOptions {
     }
 }
 
-/// A step that was timed.
+/// A timed step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimedStep {
-    /// What it consists of.
+    /// The work of the step.
     pub name: &'static str,
-    /// What it works on.
+    /// The counts of the step.
     pub work: StepWork,
-    /// What it took.
+    /// The measured seconds.
     pub seconds: f64,
 }
 
-/// What a calibration found.
+/// The result of a calibration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calibration {
-    /// The seconds of each kind of work.
+    /// The fitted seconds per unit of each kind of work.
     pub step_time: StepTime,
-    /// The steps they were fitted to.
+    /// The timed steps.
     pub steps: Vec<TimedStep>,
 }
 
 impl Calibration {
-    /// Root of the mean square of the relative errors at the steps that were timed.
+    /// Root mean square of the relative errors at the timed steps.
     pub fn relative_error(&self) -> f64 {
         let error = |step: &TimedStep| self.step_time.seconds(&step.work) / step.seconds - 1.0;
         let squares = self.steps.iter().map(|step| error(step).powi(2));
@@ -103,26 +103,26 @@ impl Calibration {
     }
 }
 
-/// Rows of the pack that tells how large the others may be.
+/// Rows of the first pack, whose time determines the size of the others.
 const FIRST_ROWS: usize = 256;
 
-/// Rows of all packs together, as a multiple of the largest pack's.
+/// Total rows of all packs, as a multiple of the rows of the largest pack.
 const TOTAL_ROWS: f64 = 7.0;
 
-/// The same of the steps of parts.
+/// The same for the steps of parts.
 const ROWS_IN_PARTS: f64 = 1.75;
 
-/// Runs of each step: the first is not timed, since kernels are compiled and tuned in it.
+/// Runs of each step. The first is not counted: kernels are compiled and tuned in it.
 const RUNS: usize = 3;
 
-/// Times a handful of synthetic steps and fits the cost of each kind of work to them.
+/// Times a few synthetic steps and fits the cost of each kind of work to them.
 ///
-/// `time_step` makes one optimizer step (forward, backward, update) that leaves nothing behind, waits
-/// for the device, and returns the seconds it took. Each step is made three times, of which the
-/// fastest of the last two counts: others who use the machine can only make a step slower.
+/// `time_step` computes one optimizer step (forward, backward, update) without lasting effects,
+/// waits for the device, and returns the elapsed seconds. Each step runs three times; the faster of
+/// the last two counts, since other load on the machine can only slow a step down.
 ///
 /// # Errors
-/// What `time_step` returns, or [`FitError`] for an option or a time that cannot be used.
+/// The error of `time_step`, or [`FitError`] if an option or a time is invalid.
 pub fn calibrate<E: From<FitError>>(
     options: &CalibrationOptions,
     mut time_step: impl FnMut(&PackedStep) -> Result<f64, E>,
@@ -174,7 +174,7 @@ fn one_path(rows: usize, options: &CalibrationOptions) -> PackedStep {
     pack(&path, build_forests(&path), rows, options)
 }
 
-/// Steps of packs of at most `rows` rows that differ in the kinds of work.
+/// Steps of packs of at most `rows` rows, with different shares of each kind of work.
 fn synthetic_steps(rows: usize, options: &CalibrationOptions) -> Vec<(&'static str, PackedStep)> {
     let part = |divisor: usize| (rows / divisor).max(1);
     let trees = |count: usize, sizes: [usize; 3], every: usize| -> Vec<Trajectory> {
@@ -253,8 +253,8 @@ fn pack(
     pack_step(trajectories, &forests, &options).expect("every tree fits its budget")
 }
 
-/// Trajectories of `prompt` tokens in common and `answers` of `answer` tokens; every `every`-th token
-/// is trained.
+/// Trajectories that share a prompt of `prompt` tokens, with `answers` answers of `answer` tokens;
+/// every `every`-th token is trained.
 fn star(
     tree: usize,
     [prompt, answers, answer]: [usize; 3],
@@ -269,7 +269,7 @@ fn star(
             _ => token((number + 1) << 20 | index),
         });
         let tokens: Vec<u32> = (0..prompt).map(token).chain(own).collect();
-        // A step in which nothing is trained is refused.
+        // A step without trained tokens would be refused.
         let every = every.min(tokens.len());
         let mask = (0..tokens.len()).map(|index| index % every == every - 1);
         let mask = mask.collect();
@@ -315,8 +315,8 @@ mod tests {
         }
     }
 
-    /// A machine that takes exactly what the work costs: the steps differ enough to tell the kinds
-    /// of work apart, and what was not measured is predicted, too.
+    /// On a machine whose time is exactly the cost of the work, the fit recovers the cost of every
+    /// kind, and other steps are predicted.
     #[test]
     fn known_costs_are_recovered() {
         for recurrent in [false, true] {
@@ -346,8 +346,8 @@ mod tests {
         }
     }
 
-    /// 0.1 ms a row: packs are smaller than the budget allows, and all runs together take about as
-    /// long as they may.
+    /// At 0.1 ms a row, packs are smaller than the budget, and all runs together take about the
+    /// requested time.
     #[test]
     fn packs_are_as_large_as_the_time_allows() {
         let mut total = 0.0;
@@ -379,8 +379,8 @@ mod tests {
         }
     }
 
-    /// However trees are cut: the steps of a calibration are made from whole trees, and if there may be
-    /// parts that continue others, from connected parts.
+    /// The calibration uses whole trees and, if the partitioning produces parts that continue
+    /// others, connected parts.
     #[test]
     fn every_way_to_cut_trees_is_calibrated() {
         for partitioning in [

@@ -1,12 +1,12 @@
-//! Least squares with coefficients that cannot be negative.
+//! Least squares with non-negative coefficients.
 
-/// The `x >= 0` that minimises `|rows * x - targets|`, exactly: of all sets of columns that may be
-/// positive, the one whose unconstrained solution is positive and best. (The optimum is such a
-/// solution for the columns that it uses.) There are 2^N sets, which for the few kinds of work of a
-/// step is less trouble than an iteration that has to converge.
+/// The `x >= 0` that minimises `|rows * x - targets|`, exactly: the best of the unconstrained
+/// solutions over all subsets of columns that are positive. (The optimum is such a solution for the
+/// columns that it uses.) With the few kinds of work of a step, the 2^N subsets cost less than an
+/// iteration that must converge.
 pub(super) fn non_negative<const N: usize>(rows: &[[f64; N]], targets: &[f64]) -> [f64; N] {
     const { assert!(N < 16) };
-    // Columns of length 1, so that one threshold tells which depend on each other.
+    // Columns are scaled to length 1, so that one threshold detects linear dependence.
     let mut scale = [0.0; N];
     for row in rows {
         for (scale, value) in scale.iter_mut().zip(row) {
@@ -41,7 +41,7 @@ pub(super) fn non_negative<const N: usize>(rows: &[[f64; N]], targets: &[f64]) -
         let explained = explained
             .map(|(&column, value)| right[column] * value)
             .sum();
-        // Of sets that are equally good, the first, which has fewer columns of high number.
+        // Of equally good subsets, the first one, which has fewer columns of high number.
         if explained > best.1 * (1.0 + 1e-12) {
             let mut x = [0.0; N];
             for (&column, value) in columns.iter().zip(&solution) {
@@ -53,14 +53,14 @@ pub(super) fn non_negative<const N: usize>(rows: &[[f64; N]], targets: &[f64]) -
     best.0
 }
 
-/// Solves the normal equations of some columns by Cholesky's decomposition; `None` if the columns
-/// depend on each other.
+/// Solves the normal equations of a subset of columns by Cholesky decomposition. `None` if the
+/// columns are linearly dependent.
 fn solve<const N: usize>(
     gram: &[[f64; N]; N],
     right: &[f64; N],
     columns: &[usize],
 ) -> Option<Vec<f64>> {
-    /// The share of a column's square that is not explained by those before it.
+    /// The share of a column's squared length that is not explained by the columns before it.
     const INDEPENDENT: f64 = 1e-9;
     let n = columns.len();
     let mut lower = [[0.0; N]; N];
@@ -107,8 +107,8 @@ mod tests {
     }
 
     proptest! {
-        /// The Karush-Kuhn-Tucker conditions: no coefficient can be moved within its bounds and make
-        /// the error smaller, which for a convex problem means that it is the smallest.
+        /// The Karush-Kuhn-Tucker conditions: no coefficient can be changed within its bounds to
+        /// reduce the error. For a convex problem the solution is then the minimum.
         #[test]
         fn no_better_solution_is_near(
             rows in prop::collection::vec(prop::array::uniform4(0.0..10.0f64), 1..12),
@@ -122,7 +122,7 @@ mod tests {
                 for change in [1e-3, -1e-3] {
                     let mut other = x;
                     other[column] = (other[column] + change).max(0.0);
-                    // Columns that nearly depend on each other are left out, at this price.
+                    // Nearly dependent columns are left out, which costs up to `slack`.
                     let slack = 1e-6 * (1.0 + least);
                     prop_assert!(residual(&rows, targets, &other) >= least - slack);
                 }

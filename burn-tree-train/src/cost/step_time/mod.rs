@@ -1,10 +1,10 @@
-//! How long a step will take on this machine, predicted from counts.
+//! The time of a step on this machine, predicted from counts.
 //!
-//! The [step bound](crate::StepBound) counts floating-point operations, as if all were equally fast.
-//! What a step takes depends on more: the blocks of attention that are visited for a few visible
-//! pairs, the padding of recurrent windows and what has to wait for what, and what every pack and
-//! every step takes whatever its tokens. [`StepWork`] counts these, and [`StepTime`] has the seconds
-//! of one of each, fitted to [a few measured steps](calibrate).
+//! The [step bound](crate::StepBound) counts floating-point operations as if all were equally fast.
+//! The time of a step depends on more: attention tiles that are computed for a few visible pairs,
+//! padding of recurrent windows, sequential dependencies, and fixed times of every pack and every
+//! step. [`StepWork`] counts these, and [`StepTime`] holds the seconds per unit of each, fitted to
+//! [a few measured steps](calibrate).
 
 mod calibration;
 mod least_squares;
@@ -20,18 +20,18 @@ use tree_pack::Pack;
 
 pub use calibration::{Calibration, CalibrationOptions, TimedStep, calibrate};
 
-/// Query rows and keys of the blocks in which pairs of attention are counted. Kernels have other
-/// blocks, too, but none that sees less than some pair of a block computes the rest of it for free.
+/// Rows and keys of the attention tiles in which pairs are counted. Kernels use other tile sizes,
+/// too, but each computes whole tiles.
 const BLOCK: usize = 64;
 
-/// Rows of the tiles in which windows of recurrent layers are computed.
+/// Rows of the tiles of recurrent windows.
 const TILE_ROWS: usize = 16;
 
-/// Kinds of work.
+/// Number of kinds of work.
 const KINDS: usize = 8;
 
-/// What the time of an optimizer step depends on. Counts of several packs or steps add up, and may
-/// be fractions: a tree's share of a pack.
+/// The quantities that the time of an optimizer step depends on. Counts of packs and steps are
+/// additive, and may be fractions for a tree's share of a pack.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepWork {
     /// Optimizer steps.
@@ -40,15 +40,15 @@ pub struct StepWork {
     pub packs: f64,
     /// Rows that pass through the blocks, with padding.
     pub rows: f64,
-    /// Pairs in the blocks of 64 rows and 64 keys in which some row sees some key, per head.
+    /// Pairs in attention tiles of 64 rows and 64 keys with at least one visible pair, per head.
     pub block_pairs: f64,
     /// Rows projected on the vocabulary.
     pub projected_rows: f64,
-    /// Rows of the windows of recurrent layers, each window rounded up to tiles of 16.
+    /// Rows of the windows of recurrent layers, each window rounded up to a multiple of 16.
     pub recurrent_rows: f64,
-    /// Windows of recurrent layers that have to be computed one after another.
+    /// Recurrent windows that must be computed one after another.
     pub recurrent_chain: f64,
-    /// Rows of earlier packs that packs continue from.
+    /// Past keys: rows of earlier packs that packs continue from.
     pub past_rows: f64,
 }
 
@@ -65,10 +65,11 @@ impl StepWork {
         "rows of earlier packs",
     ];
 
-    /// Counts the packs of one step; what recurrent layers do only if the model has any.
+    /// Counts the packs of one step. Recurrent work is counted only if the model has recurrent
+    /// layers.
     ///
     /// # Panics
-    /// If a layout contradicts itself, which none made by [`tree_pack`] does.
+    /// If a layout is inconsistent, which those of [`tree_pack`] are not.
     pub fn of_step<'a>(packs: impl IntoIterator<Item = &'a Pack>, recurrent: bool) -> Self {
         let packs: Self = packs
             .into_iter()
@@ -179,43 +180,43 @@ impl Sum for StepWork {
     }
 }
 
-/// Times to which nothing can be fitted, or options with which none can be measured.
+/// Times that cannot be fitted, or invalid calibration options.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 pub enum FitError {
-    /// There are none.
+    /// No timed steps were given.
     #[error("no timed steps to fit to")]
     NoSamples,
-    /// A time is not one.
+    /// A time is not a positive number.
     #[error("timed step {index} took {seconds} s: expected more than 0")]
     Seconds {
         /// The step, counted from 0.
         index: usize,
-        /// What was measured.
+        /// The measured seconds.
         seconds: f64,
     },
-    /// No steps can be made like that.
+    /// A calibration option is invalid.
     #[error("{option} is {value}, expected {expected}")]
     Option {
         /// A field of [`CalibrationOptions`].
         option: &'static str,
-        /// Its value.
+        /// The value.
         value: f64,
-        /// What it may be.
+        /// The valid range.
         expected: &'static str,
     },
 }
 
-/// Seconds of each kind of work on one machine with one model.
+/// Seconds per unit of each kind of work, on one machine with one model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepTime {
     seconds: [f64; KINDS],
 }
 
 impl StepTime {
-    /// Fits to measured steps: the seconds per unit, none of them negative, for which the squares of
-    /// the *relative* errors add up to least.
+    /// Fits non-negative seconds per unit to measured steps, by the least squares of the *relative*
+    /// errors.
     ///
-    /// Work of a kind that no step has is taken to cost nothing.
+    /// Kinds of work that no step has get the cost 0.
     ///
     /// # Errors
     /// [`FitError`] if there are no steps, or a time is not a positive number.
@@ -244,19 +245,19 @@ impl StepTime {
         })
     }
 
-    /// The time if one of each kind of work takes as many seconds.
+    /// A step time with given seconds per unit of each kind of work.
     pub fn new(seconds_of_one: StepWork) -> Self {
         Self {
             seconds: seconds_of_one.values(),
         }
     }
 
-    /// Seconds that the work is predicted to take.
+    /// Predicted seconds of the work.
     pub fn seconds(&self, work: &StepWork) -> f64 {
         self.parts(work).iter().sum()
     }
 
-    /// The same by kind of work, in the order of [`StepWork::NAMES`].
+    /// Predicted seconds by kind of work, in the order of [`StepWork::NAMES`].
     pub fn parts(&self, work: &StepWork) -> [f64; KINDS] {
         let mut parts = work.values();
         for (part, seconds) in parts.iter_mut().zip(self.seconds) {
@@ -271,7 +272,7 @@ impl StepTime {
     }
 }
 
-/// A state of its own for each root that continues rows of an earlier pack.
+/// A separate initial state for each root that continues rows of an earlier pack.
 fn root_states(pack: &Pack) -> Vec<Option<u32>> {
     let rows = pack.layout.parents.iter().zip(&pack.layout.position_ids);
     let depths = rows.filter_map(|(&parent, &depth)| (parent < 0).then_some(depth));
@@ -312,8 +313,8 @@ mod tests {
     fn work_is_counted_as_it_is_computed() {
         let pack = one_pack(&fork(), 100);
         let work = StepWork::of_pack(&pack, true);
-        // 256 tokens in 300 rows. Rows 0..64, 64..128, 128..192 and 192..256 see 1, 2, 3 and 3 blocks
-        // of keys: the second answer does not see the first.
+        // 256 tokens in 300 rows. Rows 0..64, 64..128, 128..192 and 192..256 see 1, 2, 3 and 3
+        // tiles of keys: the second answer does not see the first.
         let expected = StepWork {
             steps: 0.0,
             packs: 1.0,
@@ -364,7 +365,7 @@ mod tests {
         }
     }
 
-    /// Noise can make a kind of work look as if it saved time.
+    /// Noise can make a kind of work seem to have a negative cost.
     #[test]
     fn nothing_takes_less_than_no_time() {
         let work = |rows, block_pairs| StepWork {

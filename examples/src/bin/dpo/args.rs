@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use burn_tree_train::objectives::{DpoOptions, PreferenceLoss};
-use burn_tree_trainer::objective::Preference;
+use burn_tree_train::losses::{DpoOptions, PreferenceLoss};
+use burn_tree_trainer::loss::Preference;
 use burn_tree_trainer::options::{RunArgs, ValidationArgs};
 use burn_tree_trainer::run::log_probs::LogProbSource;
 use burn_tree_trainer::run::settings::Settings;
@@ -12,29 +12,35 @@ use serde::Serialize;
 use serde_json::json;
 use tree_pack::PairRule;
 
-/// Trains a language model on preferences between rollouts of a task (DPO, IPO), computing
-/// every token that they share once.
+/// Trains a language model on preferences between rollouts of a task (DPO, IPO). Prefixes that they
+/// share are computed once.
 ///
-/// Without --data a demonstration runs on the bundled recordings: a small model with random
-/// weights is trained on trees and, beside it, on separate rollouts.
+/// Without --data, a demonstration trains a small random model on bundled recordings, on trees and
+/// side by side on separate rollouts.
 #[derive(Parser, Debug, Clone)]
 #[command(name = "dpo", version)]
 pub struct Args {
-    /// What all training programs have.
+    /// Options common to all training programs.
     #[command(flatten)]
     pub run: RunArgs,
-    /// The tasks held out.
+    /// Options of the validation.
     #[command(flatten)]
     pub validation: ValidationArgs,
 
-    /// Pairs: JSON lines with task_id and the rollout ids chosen and rejected. If not given, pairs
-    /// are made from rewards.
+    /// Pairs: JSON lines with task_id and the rollout ids chosen and rejected. Default: pairs from
+    /// rewards.
     #[arg(long, value_name = "FILE", help_heading = "Preferences")]
     pub pairs_file: Option<PathBuf>,
-    /// Which rollouts of a task make pairs.
-    #[arg(long, value_enum, default_value_t = Pairs::BestWorst, conflicts_with = "pairs_file", help_heading = "Preferences")]
+    /// Rule for pairs from rewards.
+    #[arg(
+        long,
+        value_enum,
+        default_value_t = Pairs::BestWorst,
+        conflicts_with = "pairs_file",
+        help_heading = "Preferences"
+    )]
     pub pairs: Pairs,
-    /// Least difference of the rewards of a pair.
+    /// Smallest difference of the rewards of a pair.
     #[arg(
         long,
         value_name = "REWARD",
@@ -43,22 +49,22 @@ pub struct Args {
         help_heading = "Preferences"
     )]
     pub margin: f32,
-    /// Where reference log-probabilities come from; the model is the one that training begins with.
+    /// Source of the reference log-probabilities; model is the initial model.
     #[arg(long, value_enum, default_value_t = LogProbSource::Auto, help_heading = "Preferences")]
     pub ref_log_probs: LogProbSource,
 
     /// The loss of a pair.
-    #[arg(long, value_enum, default_value_t = Loss::Sigmoid, help_heading = "Objective")]
+    #[arg(long, value_enum, default_value_t = Loss::Sigmoid, help_heading = "Loss")]
     pub loss: Loss,
-    /// Strength of the tie to the reference policy.
-    #[arg(long, default_value_t = 0.1, help_heading = "Objective")]
+    /// Strength of the penalty on deviations from the reference policy.
+    #[arg(long, default_value_t = 0.1, help_heading = "Loss")]
     pub beta: f64,
-    /// Share of preferences taken to be wrong, with the sigmoid loss.
+    /// Assumed share of wrong preferences, for the sigmoid loss.
     #[arg(
         long,
         value_name = "SHARE",
         default_value_t = 0.0,
-        help_heading = "Objective"
+        help_heading = "Loss"
     )]
     pub label_smoothing: f64,
 }
@@ -66,9 +72,9 @@ pub struct Args {
 /// [`PairRule`] on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Pairs {
-    /// One pair a task: the first of the highest reward over the first of the lowest.
+    /// One pair per task: the first rollout with the highest reward over the first with the lowest.
     BestWorst,
-    /// Every rollout over every other one of lower reward.
+    /// Every rollout over every other one with a lower reward.
     All,
 }
 
@@ -92,7 +98,7 @@ pub enum Loss {
 }
 
 impl Args {
-    /// The loss that the options ask for.
+    /// The loss selected by the options.
     pub fn options(&self) -> DpoOptions {
         DpoOptions {
             beta: self.beta,
@@ -105,10 +111,10 @@ impl Args {
         }
     }
 
-    /// What else decides how the run goes.
+    /// The program's own settings that affect the results.
     pub fn settings(&self, preference: &Preference) -> Settings {
         [
-            ("objective", json!(format!("{:?}", self.options()))),
+            ("loss", json!(format!("{:?}", self.options()))),
             ("pairs", json!(preference.pairs_by_chosen())),
             ("ref-log-probs", json!(self.ref_log_probs)),
         ]

@@ -1,6 +1,6 @@
 //! Trains a language model on preferences between rollouts that share prefixes.
 //!
-//! The recipe is [`run`], from top to bottom; its parts are in `burn_tree_trainer`.
+//! The recipe is [`run`]; its parts are in `burn_tree_trainer`.
 
 mod args;
 
@@ -9,12 +9,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use burn_tree_train::objectives::Dpo;
+use burn_tree_train::losses::Dpo;
 use burn_tree_trainer::data::demonstration::Demonstration;
 use burn_tree_trainer::data::pairs;
 use burn_tree_trainer::data::rollouts::Columns;
 use burn_tree_trainer::data::selection::Selection;
-use burn_tree_trainer::objective::Preference;
+use burn_tree_trainer::loss::Preference;
 use burn_tree_trainer::optim::optimizer_step::Trainer;
 use burn_tree_trainer::plan::{Plans, StepOrder};
 use burn_tree_trainer::report::summary;
@@ -30,7 +30,7 @@ use args::Args;
 const DEMONSTRATION: Demonstration =
     Demonstration::of_rewards("dpo", NonZeroUsize::new(4).unwrap());
 
-/// If none is given.
+/// The default of `--learning-rate`.
 const LEARNING_RATE: f64 = 1e-4;
 
 fn main() -> ExitCode {
@@ -48,7 +48,7 @@ fn run(mut args: Args) -> Result<()> {
     args.run.check()?;
     args.validation.check()?;
 
-    // The device, the shape of the model, and the rollouts that are in pairs.
+    // The device, the configuration of the model, and the rollouts that are in pairs.
     let mut setup = Setup::new(&args.run, &args.validation, Selection::All)?;
     let training = preference(&args, setup.training_mut())?;
     let held_out = match setup.data.validation.is_empty() {
@@ -72,7 +72,7 @@ fn run(mut args: Args) -> Result<()> {
         columns.keep(Arc::make_mut(data).as_mut_slice());
     }
 
-    // Optimizer steps: whole tasks, packed within a budget. The flat plan has the same steps.
+    // Optimizer steps of whole tasks, packed into the token budget; the same in the flat plan.
     let packs = PackOptions {
         loss: Dpo::LOSS_FORM,
         ..setup.pack_options(&args.run)?
@@ -82,37 +82,36 @@ fn run(mut args: Args) -> Result<()> {
     let all = plans.tree.all_packs()?;
     training.check(&all)?;
     let mut held_out_plan = setup.validation_plan(packs, order)?;
-    if let (Some(objective), Some(plan)) = (&held_out, &held_out_plan) {
-        objective.check(&plan.all_packs()?)?;
+    if let (Some(loss), Some(plan)) = (&held_out, &held_out_plan) {
+        loss.check(&plan.all_packs()?)?;
     }
     let schedule = args
         .run
         .steps
         .schedule(plans.tree.steps_per_epoch(), LEARNING_RATE)?;
 
-    // What is trained, and what it will cost, before any memory is taken for it.
+    // Data, bounds and memory, printed before memory is allocated.
     summary::print_data(&setup.data, plans.tree.tasks());
     println!("Pairs: {}", training.len());
     summary::print_bounds(&setup.size, &plans, args.run.comparison.sharing)?;
     summary::print_memory(&args.run, &setup.config, &setup.size, &plans)?;
 
-    // Where the run's files go, and where it starts.
+    // The folder of the run, or the checkpoint to resume.
     let mut settings = settings::of_run(&args.run, &setup.data, &packs, &schedule);
     settings.extend(args.settings(&training));
     let mut run = Run::start("dpo", &args.run, &setup, schedule, settings)?;
 
-    // The model and its optimizer, one pair for each kind of step; the reference is the model that
-    // training begins with.
+    // The model and its optimizer, one pair per variant; the reference is the initial model.
     let initial = setup.model(&args.run)?;
     let trainer = run.trainer(initial.clone())?;
     let reference = Trainer {
         model: initial,
         ..trainer.clone()
     };
-    let mut passes = run.passes(&plans, &training, &trainer)?;
+    let mut variants = run.variants(&plans, &training, &trainer)?;
     drop(trainer);
     if model_is_reference {
-        run.compute_reference(&mut passes, &reference)?;
+        run.compute_reference(&mut variants, &reference)?;
     }
     if let Some(plan) = &mut held_out_plan
         && model_is_reference_of_held_out
@@ -122,16 +121,16 @@ fn run(mut args: Args) -> Result<()> {
     }
     let validation = match held_out {
         None => None,
-        Some(objective) => Validation::new(held_out_plan.as_ref(), objective, &args.validation)?,
+        Some(loss) => Validation::new(held_out_plan.as_ref(), loss, &args.validation)?,
     };
     drop(reference);
 
-    // The training loop, and what came of it.
-    run.train(&mut passes, validation.as_ref())?;
-    run.finish(&passes)
+    // The training loop and the final report.
+    run.train(&mut variants, validation.as_ref())?;
+    run.finish(&variants)
 }
 
-/// The pairs that the options ask for; rollouts that are in none are removed.
+/// The pairs selected by the options. Rollouts in no pair are removed.
 fn preference(args: &Args, rollouts: &mut Vec<Trajectory>) -> Result<Preference> {
     let mut pairs = match &args.pairs_file {
         Some(file) => pairs::read(file, rollouts)?,
@@ -140,9 +139,9 @@ fn preference(args: &Args, rollouts: &mut Vec<Trajectory>) -> Result<Preference>
     if pairs.is_empty() {
         bail!("no pairs: no task has rollouts of different reward, or of the pairs' file");
     }
-    let left_out = pairs::keep_paired(rollouts, &mut pairs);
-    if left_out > 0 {
-        println!("Left out: {left_out} rollouts that are in no pair");
+    let dropped = pairs::keep_paired(rollouts, &mut pairs);
+    if dropped > 0 {
+        println!("Dropped: {dropped} rollouts in no pair");
     }
     Ok(Preference::new(&pairs, args.options()))
 }

@@ -6,27 +6,27 @@ use clap::{Parser, ValueEnum};
 use serde::Serialize;
 use tree_pack::{Aggregation, Objective};
 
-/// Fine-tunes a language model on trajectories that share prefixes, computing every shared
-/// token once.
+/// Fine-tunes a language model on trajectories that share prefixes. Shared prefixes are computed
+/// once.
 ///
-/// Without --data a demonstration runs on the bundled recordings: a small model with random
-/// weights is trained on trees and, beside it, on separate trajectories.
+/// Without --data, a demonstration trains a small random model on bundled recordings, on trees and
+/// side by side on separate trajectories.
 #[derive(Parser, Debug, Clone)]
 #[command(name = "fine-tune", version)]
 pub struct Args {
-    /// What all training programs have.
+    /// Options common to all training programs.
     #[command(flatten)]
     pub run: RunArgs,
-    /// The tasks held out.
+    /// Options of the validation.
     #[command(flatten)]
     pub validation: ValidationArgs,
     /// Which trajectories of a task are trained.
     #[arg(long, value_enum, default_value_t = Selection::All, help_heading = "Data")]
     pub select: Selection,
-    /// How often a prediction that several trajectories share counts.
+    /// Weighting of predictions that several trajectories share.
     #[arg(long, value_enum, default_value_t = ObjectiveArg::PerPath, help_heading = "Objective")]
     pub objective: ObjectiveArg,
-    /// How the losses of a step are averaged: sum, sep-avg, trajectory-mean, token-mean,
+    /// Normalisation of the loss of a step: sum, sep-avg, trajectory-mean, token-mean,
     /// weighted-token-mean, unique-mean or constant:DIVISOR.
     #[arg(long, default_value = "token-mean", help_heading = "Objective")]
     pub aggregation: Aggregation,
@@ -36,9 +36,9 @@ pub struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum ObjectiveArg {
-    /// Once for every trajectory through it.
+    /// Once per trajectory that contains it.
     PerPath,
-    /// Once, however many trajectories share it.
+    /// Once in total.
     Unique,
 }
 

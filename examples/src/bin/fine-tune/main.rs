@@ -1,6 +1,6 @@
 //! Fine-tunes a language model on trees of trajectories.
 //!
-//! The recipe is [`run`], from top to bottom; its parts are in `burn_tree_trainer`.
+//! The recipe is [`run`]; its parts are in `burn_tree_trainer`.
 
 mod args;
 
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use burn_tree_trainer::data::demonstration::Demonstration;
-use burn_tree_trainer::objective::Supervised;
+use burn_tree_trainer::loss::Supervised;
 use burn_tree_trainer::plan::{Plans, StepOrder};
 use burn_tree_trainer::report::summary;
 use burn_tree_trainer::run::settings;
@@ -21,7 +21,7 @@ use tree_pack::PackOptions;
 
 use args::Args;
 
-/// An agent that searched tool calls depth first: many rollouts share long prefixes.
+/// An agent with depth-first search over tool calls: many rollouts share long prefixes.
 const DEMONSTRATION: Demonstration = Demonstration {
     program: "fine-tune",
     file: "data/tokens/toolbench_dfsdt.jsonl.gz",
@@ -30,7 +30,7 @@ const DEMONSTRATION: Demonstration = Demonstration {
     tasks_per_step: NonZeroUsize::MIN,
 };
 
-/// If none is given.
+/// The default of `--learning-rate`.
 const LEARNING_RATE: f64 = 1e-3;
 
 fn main() -> ExitCode {
@@ -48,10 +48,10 @@ fn run(mut args: Args) -> Result<()> {
     args.run.check()?;
     args.validation.check()?;
 
-    // The device, the shape of the model, and the trajectories, selected and split by task.
+    // The device, the configuration of the model, and the trajectories, selected and split by task.
     let setup = Setup::new(&args.run, &args.validation, args.select)?;
 
-    // Optimizer steps: whole tasks, packed within a budget. The flat plan has the same steps.
+    // Optimizer steps of whole tasks, packed into the token budget; the same in the flat plan.
     let packs = PackOptions {
         objective: args.objective.into(),
         aggregation: args.aggregation,
@@ -66,22 +66,22 @@ fn run(mut args: Args) -> Result<()> {
         .steps
         .schedule(plans.tree.steps_per_epoch(), LEARNING_RATE)?;
 
-    // What it will cost, before any memory is taken for it.
+    // Data, bounds and memory, printed before memory is allocated.
     summary::print_data(&setup.data, plans.tree.tasks());
     summary::print_bounds(&setup.size, &plans, args.run.comparison.sharing)?;
     summary::print_memory(&args.run, &setup.config, &setup.size, &plans)?;
 
-    // Where the run's files go, and where it starts.
+    // The folder of the run, or the checkpoint to resume.
     let mut settings = settings::of_run(&args.run, &setup.data, &packs, &schedule);
     settings.insert("objective".into(), json!(args.objective));
     let mut run = Run::start("fine-tune", &args.run, &setup, schedule, settings)?;
 
-    // The model and its optimizer, one pair for each kind of step.
+    // The model and its optimizer, one pair per variant.
     let trainer = run.trainer(setup.model(&args.run)?)?;
-    let mut passes = run.passes(&plans, &Supervised, &trainer)?;
+    let mut variants = run.variants(&plans, &Supervised, &trainer)?;
     drop(trainer);
 
-    // The training loop, and what came of it.
-    run.train(&mut passes, validation.as_ref())?;
-    run.finish(&passes)
+    // The training loop and the final report.
+    run.train(&mut variants, validation.as_ref())?;
+    run.finish(&variants)
 }

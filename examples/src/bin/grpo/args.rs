@@ -4,11 +4,11 @@ use std::num::NonZeroUsize;
 
 use anyhow::Result;
 use burn_tree_nn::EntropyOutput;
-use burn_tree_train::objectives::{
+use burn_tree_train::losses::{
     ClipRange, Gspo, GspoOptions, KlEstimator, KlPenalty, PpoOptions, Regularization,
 };
 use burn_tree_trainer::data::rollouts::AdvantageSource;
-use burn_tree_trainer::objective::PolicyLoss;
+use burn_tree_trainer::loss::PolicyLoss;
 use burn_tree_trainer::options::RunArgs;
 use burn_tree_trainer::plan::StepOrder;
 use burn_tree_trainer::run::log_probs::LogProbSource;
@@ -18,20 +18,20 @@ use serde::Serialize;
 use serde_json::json;
 use tree_pack::Aggregation;
 
-/// Trains a language model on rollouts with rewards (GRPO, PPO's clipped surrogate, GSPO),
-/// computing every token that rollouts of a task share once.
+/// Trains a language model on rollouts with rewards (GRPO, PPO's clipped surrogate, GSPO). Prefixes
+/// that rollouts of a task share are computed once.
 ///
-/// Without --data a demonstration runs on the bundled recordings: a small model with random
-/// weights is trained on trees and, beside it, on separate rollouts.
+/// Without --data, a demonstration trains a small random model on bundled recordings, on trees and
+/// side by side on separate rollouts.
 #[derive(Parser, Debug, Clone)]
 #[command(name = "grpo", version)]
 pub struct Args {
-    /// What all training programs have.
+    /// Options common to all training programs.
     #[command(flatten)]
     pub run: RunArgs,
 
-    /// Tasks of one batch of rollouts: old log-probabilities are those at its beginning [default:
-    /// as many as a step].
+    /// Tasks per batch of rollouts, at whose beginning old log-probabilities are computed [default:
+    /// --tasks-per-step].
     #[arg(long, value_name = "TASKS", help_heading = "Rollouts")]
     pub tasks_per_batch: Option<NonZeroUsize>,
     /// Passes over each batch, in steps of --tasks-per-step tasks.
@@ -42,8 +42,8 @@ pub struct Args {
         help_heading = "Rollouts"
     )]
     pub passes_per_batch: NonZeroUsize,
-    /// How advantages follow from the rewards of a task's rollouts: standardized (GRPO), centered
-    /// (without division by the standard deviation), leave-one-out; or data, where they are given.
+    /// Advantages from the rewards of the rollouts of a task: standardized (GRPO), centered (no
+    /// division by the standard deviation) or leave-one-out; or read from the data: data.
     #[arg(
         long,
         value_name = "ESTIMATOR",
@@ -51,70 +51,69 @@ pub struct Args {
         help_heading = "Rollouts"
     )]
     pub advantages: AdvantageSource,
-    /// Leave out the tasks whose rollouts all have the same reward.
+    /// Drop tasks whose rollouts all have the same reward.
     #[arg(long, help_heading = "Rollouts")]
     pub drop_uniform: bool,
-    /// Where old log-probabilities come from.
+    /// Source of the old log-probabilities.
     #[arg(long, value_enum, default_value_t = LogProbSource::Auto, help_heading = "Rollouts")]
     pub old_log_probs: LogProbSource,
-    /// Where reference log-probabilities come from, if the divergence from the reference is
-    /// penalised; the model is the one that training begins with.
+    /// Source of the reference log-probabilities for the KL penalty; model is the initial model.
     #[arg(long, value_enum, default_value_t = LogProbSource::Auto, help_heading = "Rollouts")]
     pub ref_log_probs: LogProbSource,
 
-    /// Which ratio of new to old probabilities is clipped.
-    #[arg(long, value_enum, default_value_t = Ratio::Token, help_heading = "Objective")]
+    /// Ratio of new to old probabilities that is clipped.
+    #[arg(long, value_enum, default_value_t = Ratio::Token, help_heading = "Loss")]
     pub ratio: Ratio,
-    /// The ratio is clipped below 1 minus this [default: 0.2, of sequences 0.0003].
-    #[arg(long, value_name = "EPSILON", help_heading = "Objective")]
+    /// The ratio is clipped below 1 minus this [default: 0.2; sequence: 0.0003].
+    #[arg(long, value_name = "EPSILON", help_heading = "Loss")]
     pub clip_low: Option<f64>,
-    /// The ratio is clipped above 1 plus this [default: 0.2, of sequences 0.0004].
-    #[arg(long, value_name = "EPSILON", help_heading = "Objective")]
+    /// The ratio is clipped above 1 plus this [default: 0.2; sequence: 0.0004].
+    #[arg(long, value_name = "EPSILON", help_heading = "Loss")]
     pub clip_high: Option<f64>,
-    /// Ratios of tokens with a negative advantage are clipped above this, too.
-    #[arg(long, value_name = "RATIO", help_heading = "Objective")]
+    /// Dual clip: upper bound of the ratio of tokens with a negative advantage.
+    #[arg(long, value_name = "RATIO", help_heading = "Loss")]
     pub dual_clip: Option<f64>,
-    /// Weigh tokens by their probability under the old policy over that reported by the inference
-    /// engine (sampling_logps), at most this.
-    #[arg(long, value_name = "WEIGHT", help_heading = "Objective")]
+    /// Truncated importance sampling: weigh tokens by their probability under the old policy over
+    /// that of the inference engine (sampling_logps), at most this.
+    #[arg(long, value_name = "WEIGHT", help_heading = "Loss")]
     pub sampling_cap: Option<f64>,
-    /// Factor of the divergence from the reference policy.
+    /// Coefficient of the KL penalty.
     #[arg(
         long,
         value_name = "FACTOR",
         default_value_t = 0.0,
-        help_heading = "Objective"
+        help_heading = "Loss"
     )]
     pub kl_coefficient: f64,
-    /// How the divergence is estimated.
-    #[arg(long, value_enum, default_value_t = Estimator::K3, help_heading = "Objective")]
+    /// Estimator of the KL divergence.
+    #[arg(long, value_enum, default_value_t = Estimator::K3, help_heading = "Loss")]
     pub kl_estimator: Estimator,
-    /// Factor of the entropy of the predictions, which is to be large.
+    /// Coefficient of the entropy bonus.
     #[arg(
         long,
         value_name = "FACTOR",
         default_value_t = 0.0,
-        help_heading = "Objective"
+        help_heading = "Loss"
     )]
     pub entropy_coefficient: f64,
-    /// How the losses of a step are averaged: token-mean, trajectory-mean, sep-avg, sum,
-    /// weighted-token-mean or constant:DIVISOR [default: token-mean, of sequences trajectory-mean].
-    #[arg(long, help_heading = "Objective")]
+    /// Normalisation of the loss of a step: token-mean, trajectory-mean, sep-avg, sum,
+    /// weighted-token-mean or constant:DIVISOR [default: token-mean; sequence: trajectory-mean].
+    #[arg(long, help_heading = "Loss")]
     pub aggregation: Option<Aggregation>,
 }
 
-/// What a ratio of probabilities is of.
+/// The unit of a ratio of probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ratio {
     /// Each token: PPO, GRPO.
     Token,
-    /// The trained tokens of a trajectory, their geometric mean: GSPO.
+    /// Each trajectory, as geometric mean over its trained tokens: GSPO.
     Sequence,
 }
 
-/// [`KlEstimator`] on the command line, with `d` the log-probability under the reference minus that
-/// under the policy.
+/// [`KlEstimator`] on the command line. `d` is the log-probability under the reference policy minus
+/// that under the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Estimator {
@@ -127,10 +126,10 @@ pub enum Estimator {
 }
 
 impl Args {
-    /// The loss that the options ask for.
+    /// The loss selected by the options.
     ///
     /// # Errors
-    /// If an option is out of range, or of the other ratio.
+    /// If an option is out of range, or does not apply to the ratio.
     pub fn loss(&self) -> Result<PolicyLoss> {
         let kl = (self.kl_coefficient != 0.0).then_some(KlPenalty {
             coefficient: self.kl_coefficient,
@@ -161,7 +160,7 @@ impl Args {
             }
             Ratio::Sequence => {
                 if self.dual_clip.is_some() {
-                    anyhow::bail!("--dual-clip clips ratios of tokens, not with --ratio sequence");
+                    anyhow::bail!("--dual-clip applies to --ratio token only");
                 }
                 let options = GspoOptions {
                     clip: clip(GspoOptions::default().clip),
@@ -174,7 +173,7 @@ impl Args {
         }
     }
 
-    /// The entropy is reported, and differentiated where it is part of the loss.
+    /// The entropy is always reported, and differentiated if it is part of the loss.
     pub fn entropy(&self) -> EntropyOutput {
         match self.entropy_coefficient {
             0.0 => EntropyOutput::Value,
@@ -182,7 +181,7 @@ impl Args {
         }
     }
 
-    /// How the losses of a step are averaged.
+    /// The normalisation of the loss of a step.
     pub fn aggregation(&self) -> Aggregation {
         self.aggregation.unwrap_or(match self.ratio {
             Ratio::Token => Aggregation::TokenMean,
@@ -190,7 +189,7 @@ impl Args {
         })
     }
 
-    /// Batches of tasks, cut into steps.
+    /// The order of batches and steps.
     pub fn order(&self) -> StepOrder {
         let tasks_per_step = self.run.steps.tasks_per_step();
         StepOrder {
@@ -201,11 +200,11 @@ impl Args {
         }
     }
 
-    /// What else decides how the run goes.
+    /// The program's own settings that affect the results.
     pub fn settings(&self, loss: &PolicyLoss) -> Settings {
         let order = self.order();
         [
-            ("objective", json!(format!("{loss:?}"))),
+            ("loss", json!(format!("{loss:?}"))),
             ("tasks-per-batch", json!(order.tasks_per_batch)),
             ("passes-per-batch", json!(order.passes_per_batch)),
             ("old-log-probs", json!(self.old_log_probs)),

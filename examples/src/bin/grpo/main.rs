@@ -1,6 +1,6 @@
 //! Trains a language model on trees of rollouts with rewards.
 //!
-//! The recipe is [`run`], from top to bottom; its parts are in `burn_tree_trainer`.
+//! The recipe is [`run`]; its parts are in `burn_tree_trainer`.
 
 mod args;
 
@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use burn_tree_trainer::data::demonstration::Demonstration;
 use burn_tree_trainer::data::rollouts::{Columns, drop_uniform_tasks, set_advantages};
 use burn_tree_trainer::data::selection::Selection;
-use burn_tree_trainer::objective::Policy;
+use burn_tree_trainer::loss::Policy;
 use burn_tree_trainer::optim::optimizer_step::Trainer;
 use burn_tree_trainer::options::ValidationArgs;
 use burn_tree_trainer::plan::Plans;
@@ -28,7 +28,7 @@ use args::Args;
 const DEMONSTRATION: Demonstration =
     Demonstration::of_rewards("grpo", NonZeroUsize::new(2).unwrap());
 
-/// If none is given.
+/// The default of `--learning-rate`.
 const LEARNING_RATE: f64 = 1e-4;
 
 fn main() -> ExitCode {
@@ -46,22 +46,22 @@ fn run(mut args: Args) -> Result<()> {
     args.run.check()?;
     let loss = args.loss()?;
 
-    // The device, the shape of the model, and the rollouts.
+    // The device, the configuration of the model, and the rollouts.
     let mut setup = Setup::new(&args.run, &ValidationArgs::default(), Selection::All)?;
     let rollouts = setup.training_mut();
     if args.drop_uniform {
         let dropped = drop_uniform_tasks(rollouts);
-        println!("Left out: {dropped} tasks whose rollouts all have the same reward");
+        println!("Dropped: {dropped} tasks whose rollouts all have the same reward");
     }
 
-    // Each rollout against the others of its task.
+    // Advantages of the rollouts, relative to the others of their task.
     let rewards = set_advantages(rollouts, args.advantages)?;
     let model_is_old = args.old_log_probs.is_model(LogProbs::Old, rollouts)?;
     let has_reference = args.kl_coefficient != 0.0;
     let model_is_reference =
         has_reference && args.ref_log_probs.is_model(LogProbs::Reference, rollouts)?;
     if rollouts.is_empty() {
-        bail!("no task is left to train on");
+        bail!("no tasks are left for training");
     }
     if let (Some(cap), Some(without)) = (
         args.sampling_cap,
@@ -85,8 +85,8 @@ fn run(mut args: Args) -> Result<()> {
     };
     columns.keep(rollouts);
 
-    // Optimizer steps: batches of whole tasks, several passes over each. The flat plan has the
-    // same.
+    // Optimizer steps: batches of whole tasks, several passes over each. The flat plan has the same
+    // steps.
     let packs = PackOptions {
         aggregation: args.aggregation(),
         loss: loss.loss_form(),
@@ -98,7 +98,7 @@ fn run(mut args: Args) -> Result<()> {
         .steps
         .schedule(plans.tree.steps_per_epoch(), LEARNING_RATE)?;
 
-    // What is trained, and what it will cost, before any memory is taken for it.
+    // Data, bounds and memory, printed before memory is allocated.
     summary::print_data(&setup.data, plans.tree.tasks());
     if let Some(rewards) = &rewards {
         summary::print_rewards(rewards);
@@ -107,38 +107,37 @@ fn run(mut args: Args) -> Result<()> {
         "Old log-probabilities: {}",
         match model_is_old {
             true =>
-                "those of the model at the beginning of each batch, as if it had sampled the rollouts",
-            false => "those of the data",
+                "computed with the model at the beginning of each batch, as if it had sampled them",
+            false => "read from the data",
         }
     );
     summary::print_bounds(&setup.size, &plans, args.run.comparison.sharing)?;
     summary::print_memory(&args.run, &setup.config, &setup.size, &plans)?;
 
-    // Where the run's files go, and where it starts.
+    // The folder of the run, or the checkpoint to resume.
     let mut settings = settings::of_run(&args.run, &setup.data, &packs, &schedule);
     settings.extend(args.settings(&loss));
     let mut run = Run::start("grpo", &args.run, &setup, schedule, settings)?;
 
-    // The model and its optimizer, one pair for each kind of step; the reference is the model that
-    // training begins with.
-    let objective = Policy {
+    // The model and its optimizer, one pair per variant; the reference is the initial model.
+    let loss = Policy {
         loss,
         computes_old_log_probs: model_is_old,
     };
     let initial = setup.model(&args.run)?;
     let mut trainer = run.trainer(initial.clone())?;
     trainer.options.head.entropy = args.entropy();
-    let mut passes = run.passes(&plans, &objective, &trainer)?;
+    let mut variants = run.variants(&plans, &loss, &trainer)?;
     let reference = Trainer {
         model: initial,
         ..trainer
     };
     if model_is_reference {
-        run.compute_reference(&mut passes, &reference)?;
+        run.compute_reference(&mut variants, &reference)?;
     }
     drop(reference);
 
-    // The training loop, and what came of it.
-    run.train(&mut passes, None)?;
-    run.finish(&passes)
+    // The training loop and the final report.
+    run.train(&mut variants, None)?;
+    run.finish(&variants)
 }

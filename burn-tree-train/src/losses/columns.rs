@@ -1,9 +1,9 @@
-//! The columns that an objective reads, checked.
+//! The input columns of a loss, with their checks.
 
 use burn::tensor::{DType, Tensor};
 use tree_pack::{LossForm, OccurrenceBatch};
 
-use super::ObjectiveInputError;
+use super::LossInputError;
 use burn_tree_nn::TokenLogProbs;
 
 /// Reads the columns of a batch in the dtype of its log-probabilities, as constants.
@@ -13,16 +13,17 @@ pub(super) struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// Checks that there is one log-probability for each occurrence, and that those were made for
-    /// a loss of form `loss_form`. Occurrences for losses of trajectories serve any other loss.
+    /// Checks that there is one log-probability per occurrence, and that the occurrences were
+    /// packed for the loss form `loss_form`. Occurrences packed for losses of trajectories serve
+    /// all losses.
     pub(super) fn new(
         head: &TokenLogProbs,
         occurrences: &'a OccurrenceBatch,
         loss_form: LossForm,
-    ) -> Result<Self, ObjectiveInputError> {
+    ) -> Result<Self, LossInputError> {
         let found = occurrences.loss_form;
         if !occurrences.is_empty() && ![loss_form, LossForm::PerTrajectory].contains(&found) {
-            return Err(ObjectiveInputError::LossForm {
+            return Err(LossInputError::LossForm {
                 found,
                 expected: loss_form,
             });
@@ -30,15 +31,15 @@ impl<'a> Columns<'a> {
         Self::of_any_form(head, occurrences)
     }
 
-    /// As [`Columns::new`], for a loss that serves occurrences of every form.
+    /// As [`Columns::new`], for a loss that accepts occurrences of every form.
     pub(super) fn of_any_form(
         head: &TokenLogProbs,
         occurrences: &'a OccurrenceBatch,
-    ) -> Result<Self, ObjectiveInputError> {
+    ) -> Result<Self, LossInputError> {
         if let (Some(found), Some(expected)) = (head.batch(), occurrences.batch)
             && found != expected
         {
-            return Err(ObjectiveInputError::OtherBatch);
+            return Err(LossInputError::OtherBatch);
         }
         let columns = Self {
             occurrences,
@@ -48,11 +49,11 @@ impl<'a> Columns<'a> {
         Ok(columns)
     }
 
-    pub(super) fn weights(&self) -> Result<Tensor<1>, ObjectiveInputError> {
+    pub(super) fn weights(&self) -> Result<Tensor<1>, LossInputError> {
         self.constant("weights", &self.occurrences.weights)
     }
 
-    pub(super) fn multiplicities(&self) -> Result<Tensor<1>, ObjectiveInputError> {
+    pub(super) fn multiplicities(&self) -> Result<Tensor<1>, LossInputError> {
         self.constant("multiplicities", &self.occurrences.multiplicities)
     }
 
@@ -81,19 +82,19 @@ impl<'a> Columns<'a> {
         column: &Option<Tensor<1>>,
         needed_for: &'static str,
     ) -> Column {
-        let column = column.as_ref().ok_or(ObjectiveInputError::MissingColumn {
+        let column = column.as_ref().ok_or(LossInputError::MissingColumn {
             column: name,
             needed_for,
         })?;
         self.constant(name, column)
     }
 
-    /// A column of the batch's length and at least the precision of the log-probabilities, without
-    /// gradient.
+    /// A column with the length of the batch and at least the precision of the log-probabilities,
+    /// without gradient.
     pub(super) fn constant(&self, name: &'static str, column: &Tensor<1>) -> Column {
         self.length(name, column)?;
         if self.dtype == DType::F64 && column.dtype() != DType::F64 {
-            return Err(ObjectiveInputError::Precision {
+            return Err(LossInputError::Precision {
                 column: name,
                 found: column.dtype(),
                 expected: self.dtype,
@@ -102,11 +103,11 @@ impl<'a> Columns<'a> {
         Ok(column.clone().inner().cast(self.dtype))
     }
 
-    fn length(&self, name: &'static str, column: &Tensor<1>) -> Result<(), ObjectiveInputError> {
+    fn length(&self, name: &'static str, column: &Tensor<1>) -> Result<(), LossInputError> {
         let [found] = column.dims();
         let expected = self.occurrences.len();
         if found != expected {
-            return Err(ObjectiveInputError::ColumnLength {
+            return Err(LossInputError::ColumnLength {
                 column: name,
                 found,
                 expected,
@@ -116,18 +117,18 @@ impl<'a> Columns<'a> {
     }
 }
 
-type Column = Result<Tensor<1>, ObjectiveInputError>;
+type Column = Result<Tensor<1>, LossInputError>;
 
-/// Checks that an option is a finite number in a range; `expected` says so.
+/// Checks that an option is a finite number in a range, which `expected` describes.
 pub(super) fn check_option(
     option: &'static str,
     value: f64,
     holds: bool,
     expected: &'static str,
-) -> Result<(), ObjectiveInputError> {
+) -> Result<(), LossInputError> {
     match holds && value.is_finite() {
         true => Ok(()),
-        false => Err(ObjectiveInputError::Option {
+        false => Err(LossInputError::Option {
             option,
             value,
             expected,

@@ -5,17 +5,17 @@ use burn_tree_nn::TokenLogProbs;
 use burn_tree_train::sft_loss;
 use tree_pack::{OccurrenceBatch, PackedStep};
 
-use super::{Metrics, Objective, StepLoss};
+use super::{Metrics, StepLoss, TrainingLoss};
 
-/// Weighted negative log-likelihood.
+/// The weighted negative log-likelihood.
 #[derive(Clone, Copy, Debug)]
 pub struct Supervised;
 
-impl Objective for Supervised {
-    type Loss = Self;
+impl TrainingLoss for Supervised {
+    type StepLoss = Self;
     const SHOWN: &'static [&'static str] = &[];
 
-    fn loss(&self, _: &PackedStep) -> Self {
+    fn step_loss(&self, _: &PackedStep) -> Self {
         *self
     }
 }

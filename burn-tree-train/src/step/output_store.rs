@@ -1,19 +1,19 @@
-//! Tensors that wait between the passes over a pack: rows that descendants continue from, with the sum
-//! of the gradients that arrived for them.
+//! Storage of tensors between the passes over packs: rows for later packs, with the sums of the
+//! gradients that arrived for them.
 
 use burn::backend::ExecutionError;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::rows::{BlockRows, Rows};
 
-/// Where tensors wait.
+/// Where tensors that are not in use are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Storage {
     Device,
     Host,
 }
 
-/// A tensor that waits, without autodiff.
+/// A stored tensor, without autodiff.
 #[derive(Debug)]
 pub(super) enum Stored<const D: usize> {
     Device(Tensor<D>),
@@ -21,13 +21,13 @@ pub(super) enum Stored<const D: usize> {
 }
 
 impl<const D: usize> Stored<D> {
-    pub(super) fn new(tensor: Tensor<D>, place: Place) -> Result<Self, ExecutionError> {
+    pub(super) fn new(tensor: Tensor<D>, storage: Storage) -> Result<Self, ExecutionError> {
         let tensor = tensor.inner();
-        Ok(match place {
-            Place::Device => Self::Device(tensor),
-            Place::Host => {
-                // A copy: what CubeCL returns is not read before it is looked at, and holds its place on the
-                // device until it is dropped.
+        Ok(match storage {
+            Storage::Device => Self::Device(tensor),
+            Storage::Host => {
+                // Copied: data returned by CubeCL is not read until its bytes are accessed, and
+                // occupies the device until it is dropped.
                 let data = tensor.try_into_data()?;
                 let bytes = data.as_bytes().to_vec();
                 Self::Host(TensorData::from_bytes_vec(
@@ -39,7 +39,7 @@ impl<const D: usize> Stored<D> {
         })
     }
 
-    /// The tensor on `device`, which has no autodiff.
+    /// Loads the tensor onto `device`, which has no autodiff.
     pub(super) fn load(&self, device: &Device) -> Tensor<D> {
         match self {
             Self::Device(tensor) => tensor.clone(),
@@ -60,7 +60,7 @@ impl<const D: usize> Stored<D> {
     }
 }
 
-/// Rows of one tensor of a block that descendants continue from.
+/// Rows of one output tensor of a block for later packs.
 #[derive(Debug)]
 pub(super) struct Kept {
     pub(super) tensor: Stored<4>,
@@ -69,15 +69,15 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    pub(super) fn new(rows: Rows, place: Place) -> Result<Self, ExecutionError> {
+    pub(super) fn new(rows: Rows, storage: Storage) -> Result<Self, ExecutionError> {
         Ok(Self {
-            tensor: Stored::new(rows.tensor, place)?,
+            tensor: Stored::new(rows.tensor, storage)?,
             features: rows.features,
             gradient: None,
         })
     }
 
-    /// The sum of the gradients of all descendants, in at least f32; `None` if none arrived.
+    /// The sum of the gradients from later packs, in at least f32; `None` if none arrived.
     pub(super) fn take_gradient(&mut self, device: &Device) -> Option<Tensor<4>> {
         self.gradient.take().map(|gradient| gradient.take(device))
     }
@@ -85,29 +85,29 @@ impl Kept {
     pub(super) fn add_gradient(
         &mut self,
         gradient: Tensor<4>,
-        place: Place,
+        storage: Storage,
         device: &Device,
     ) -> Result<(), ExecutionError> {
         let sum = match self.take_gradient(device) {
             Some(sum) => sum + gradient,
             None => gradient,
         };
-        self.gradient = Some(Stored::new(sum, place)?);
+        self.gradient = Some(Stored::new(sum, storage)?);
         Ok(())
     }
 }
 
-/// What the blocks of every pack leave that is entered and not left yet.
-pub(super) struct Shelf {
+/// The outputs of the blocks of every pack that is entered and not yet left.
+pub(super) struct OutputStore {
     pub(super) packs: Vec<Option<Vec<BlockRows<Kept>>>>,
-    /// Where sums of gradients wait.
-    pub(super) gradients: Place,
+    /// Where sums of gradients are stored.
+    pub(super) gradients: Storage,
     /// Without autodiff.
     pub(super) device: Device,
 }
 
-impl Shelf {
-    pub(super) fn new(packs: usize, gradients: Place, device: &Device) -> Self {
+impl OutputStore {
+    pub(super) fn new(packs: usize, gradients: Storage, device: &Device) -> Self {
         Self {
             packs: (0..packs).map(|_| None).collect(),
             gradients,

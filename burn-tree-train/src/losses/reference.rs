@@ -1,5 +1,4 @@
-//! The definitions, written to be read: numbers in f64, one trajectory after another, without
-//! trees, packs or tensors.
+//! Reference definitions in f64, one trajectory after another, without trees, packs or tensors.
 
 use super::{DpoOptions, GspoOptions, KlEstimator, PpoOptions, PreferenceLoss, Regularization};
 
@@ -8,9 +7,9 @@ use super::{DpoOptions, GspoOptions, KlEstimator, PpoOptions, PreferenceLoss, Re
 pub struct Prediction {
     /// Coefficient in the loss of the step.
     pub weight: f64,
-    /// Log-probability under the policy that is trained.
+    /// Log-probability under the trained policy.
     pub log_prob: f64,
-    /// Log-probability under the policy before the updates.
+    /// Log-probability under the old policy.
     pub old_log_prob: f64,
     /// Log-probability under the reference policy.
     pub ref_log_prob: f64,
@@ -18,17 +17,17 @@ pub struct Prediction {
     pub sampling_log_prob: f64,
     /// Advantage.
     pub advantage: f64,
-    /// Entropy of the distribution that the prediction was drawn from.
+    /// Entropy of the predicted distribution.
     pub entropy: f64,
 }
 
 impl Prediction {
-    /// Probability ratio of the policy to that before the updates.
+    /// Ratio of the probabilities under the trained and the old policy.
     pub fn ratio(&self) -> f64 {
         (self.log_prob - self.old_log_prob).exp()
     }
 
-    /// Estimate of the divergence from the reference policy.
+    /// Estimate of the KL divergence from the reference policy.
     pub fn kl(&self, estimator: KlEstimator) -> f64 {
         let d = self.ref_log_prob - self.log_prob;
         match estimator {
@@ -38,7 +37,7 @@ impl Prediction {
         }
     }
 
-    /// Weight of the importance correction.
+    /// The importance weight.
     pub fn sampling_weight(&self, cap: Option<f64>) -> f64 {
         match cap {
             None => 1.0,
@@ -54,7 +53,7 @@ impl Prediction {
     }
 }
 
-/// See [`super::ppo_loss`].
+/// The definition of [`super::ppo_loss`].
 pub fn ppo_loss<'a>(
     predictions: impl IntoIterator<Item = &'a Prediction>,
     options: &PpoOptions,
@@ -72,7 +71,7 @@ pub fn ppo_loss<'a>(
     predictions.into_iter().map(loss).sum()
 }
 
-/// See [`super::Gspo`]: the trained predictions of each trajectory.
+/// The definition of [`super::Gspo`], from the trained predictions of each trajectory.
 pub fn gspo_loss(trajectories: &[Vec<Prediction>], options: &GspoOptions) -> f64 {
     let mut loss = 0.0;
     for trajectory in trajectories {
@@ -89,14 +88,14 @@ pub fn gspo_loss(trajectories: &[Vec<Prediction>], options: &GspoOptions) -> f64
     loss
 }
 
-/// The ratio of a trajectory: the geometric mean of those of its trained tokens.
+/// The ratio of a trajectory: the geometric mean of the ratios of its trained tokens.
 pub fn trajectory_ratio(trajectory: &[Prediction]) -> f64 {
     let log_ratios = trajectory.iter().map(|p| p.log_prob - p.old_log_prob);
     (log_ratios.sum::<f64>() / trajectory.len() as f64).exp()
 }
 
-/// See [`super::Dpo`]: the trained predictions of each trajectory, and the indices of the
-/// preferred trajectory and the other one of each pair.
+/// The definition of [`super::Dpo`], from the trained predictions of each trajectory and the
+/// indices of the preferred and the rejected trajectory of each pair.
 pub fn dpo_loss(
     trajectories: &[Vec<Prediction>],
     pairs: &[(usize, usize)],
@@ -118,7 +117,7 @@ pub fn dpo_loss(
     losses.sum::<f64>() / pairs.len() as f64
 }
 
-/// `ln (policy / reference)` of the trained tokens of a trajectory.
+/// `ln (policy / reference)`, summed over the trained tokens of a trajectory.
 pub fn log_ratio_to_reference(trajectory: &[Prediction]) -> f64 {
     trajectory.iter().map(|p| p.log_prob - p.ref_log_prob).sum()
 }

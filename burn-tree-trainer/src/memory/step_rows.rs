@@ -1,4 +1,4 @@
-//! The packs of a step, as far as their memory goes.
+//! Numbers of rows and states of the packs of a step, from which memory is estimated.
 
 use std::collections::BTreeSet;
 use std::slice::from_ref;
@@ -6,49 +6,49 @@ use std::slice::from_ref;
 use burn_tree_ssm::TreeRecurrence;
 use tree_pack::Pack;
 
-/// What the memory of one pack depends on.
+/// The numbers of one pack that its memory depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PackSize {
+pub struct PackRows {
     /// Rows, with padding.
     pub rows: u64,
-    /// Rows that predict something.
+    /// Projected rows: rows that predict at least one target.
     pub projected_rows: u64,
-    /// States that each recurrent layer keeps inside the pack.
+    /// States that each recurrent layer keeps within the pack.
     pub kept_states: u64,
-    /// Rows of earlier packs that it continues from.
+    /// Past keys: rows of earlier packs that it continues from.
     pub past_rows: u64,
-    /// Rows of it that later packs continue from.
+    /// Rows that later packs continue from.
     pub left_rows: u64,
-    /// Rows of it with which paths go on in later packs: each recurrent layer leaves a state there.
+    /// Rows after which each recurrent layer provides a state to later packs.
     pub left_states: u64,
-    /// The earlier pack that it continues. What waits of it and of those before it is there while
-    /// this one is computed.
+    /// The parent pack, if it continues one. The parent and its ancestors are in memory while this
+    /// pack is computed.
     pub parent: Option<usize>,
 }
 
-/// The packs of a step.
+/// The numbers of the packs of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StepSize {
-    /// In the order of the step: parents come first.
-    pub packs: Vec<PackSize>,
+pub struct StepRows {
+    /// The packs in the order of the step: parents come first.
+    pub packs: Vec<PackRows>,
 }
 
-impl StepSize {
-    /// The sizes of packs; states only if the model has recurrent layers.
+impl StepRows {
+    /// Counts the rows of packs, and the states if the model has recurrent layers.
     ///
     /// # Panics
-    /// If the packs contradict each other, which those of [`tree_pack::pack_step`] do not.
+    /// If the packs are inconsistent, which those of [`tree_pack::pack_step`] are not.
     pub fn of_packs(packs: &[Pack], recurrent: bool) -> Self {
-        let mut sizes: Vec<PackSize> = packs
+        let mut sizes: Vec<PackRows> = packs
             .iter()
-            .map(|pack| PackSize {
+            .map(|pack| PackRows {
                 rows: pack.padded_len as u64,
                 projected_rows: pack.occurrences.distinct_rows() as u64,
                 kept_states: match recurrent {
                     true => kept_states(pack),
                     false => 0,
                 },
-                ..PackSize::default()
+                ..PackRows::default()
             })
             .collect();
         let mut left = vec![BTreeSet::new(); packs.len()];
@@ -78,31 +78,29 @@ impl StepSize {
         Self { packs: sizes }
     }
 
-    /// One pack of which every row predicts something.
+    /// One pack in which every row predicts a token.
     pub fn one_pack(rows: u64) -> Self {
         Self::chain(1, rows)
     }
 
-    /// Parts of `rows` rows, each of which continues all rows of all before it: one path that is
-    /// larger than a pack.
+    /// A path cut into parts of `rows` rows, each of which continues all rows of all earlier parts.
     pub fn chain(parts: u64, rows: u64) -> Self {
-        let part = |index: u64| PackSize {
+        let part = |index: u64| PackRows {
             rows,
             projected_rows: rows,
             past_rows: index * rows,
             left_rows: if index + 1 < parts { rows } else { 0 },
             left_states: u64::from(index + 1 < parts),
             parent: (index as usize).checked_sub(1),
-            ..PackSize::default()
+            ..PackRows::default()
         };
         Self {
             packs: (0..parts).map(part).collect(),
         }
     }
 
-    /// The packs that are there while pack `index` is computed: itself, and those that it
-    /// continues.
-    pub fn alive(&self, index: usize) -> impl Iterator<Item = &PackSize> {
+    /// The packs in memory while pack `index` is computed: itself and its ancestors.
+    pub fn alive(&self, index: usize) -> impl Iterator<Item = &PackRows> {
         let first = self.packs.get(index);
         std::iter::successors(first, |pack| self.packs.get(pack.parent?))
     }
@@ -113,7 +111,7 @@ fn kept_states(pack: &Pack) -> u64 {
     let layout = &pack.layout;
     let parents = layout.parents.iter().zip(&layout.position_ids);
     let roots = parents.filter(|&(&parent, _)| parent < 0);
-    // A root below the first token of its path continues a state of another pack.
+    // A root that is not the first token of its path continues a state of another pack.
     let states: Vec<Option<u32>> = (0..)
         .zip(roots)
         .map(|(root, (_, &depth))| (depth > 0).then_some(root))
@@ -139,9 +137,9 @@ mod tests {
     #[test]
     fn a_path_in_parts_is_a_chain() {
         let path = Trajectory::new("path", "0", (0..120).collect(), vec![true; 120]);
-        let size = StepSize::of_packs(&packs(from_ref(&path), 40), false);
-        let mut expected = StepSize::chain(3, 40);
-        // The first token of a path is not predicted, and the last predicts nothing.
+        let size = StepRows::of_packs(&packs(from_ref(&path), 40), false);
+        let mut expected = StepRows::chain(3, 40);
+        // The first token of a path is not predicted, and the last one predicts nothing.
         expected.packs[2].projected_rows = 39;
         assert_eq!(size, expected);
         assert_eq!(size.alive(2).count(), 3);
@@ -155,7 +153,7 @@ mod tests {
             Trajectory::new("star", answer.to_string(), tokens.collect(), vec![true; 60])
         };
         let star: Vec<Trajectory> = (0..4).map(answer).collect();
-        let size = StepSize::of_packs(&packs(&star, 30), true);
+        let size = StepRows::of_packs(&packs(&star, 30), true);
         assert_eq!(size.packs.len(), 5);
         for (index, pack) in size.packs.iter().enumerate().skip(1) {
             assert_eq!(

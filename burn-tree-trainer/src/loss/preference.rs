@@ -1,16 +1,16 @@
-//! Preference optimisation: DPO and its relatives on pairs of trajectories.
+//! Preference optimisation: DPO and its variants on pairs of trajectories.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use burn_tree_nn::TokenLogProbs;
-use burn_tree_train::objectives::{Dpo, DpoOptions, DpoStatistics, ObjectiveInputError};
+use burn_tree_train::losses::{Dpo, DpoOptions, DpoStatistics, LossInputError};
 use tree_pack::{OccurrenceBatch, PackedStep, PreferencePair, StepTrajectory};
 
-use super::{Metrics, Objective, Spread, StepLoss};
+use super::{Metrics, StepLoss, TrainingLoss, TrajectoryPacks};
 
-/// The loss of the pairs of a step.
+/// A preference loss on pairs of trajectories.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preference {
     /// For every preferred trajectory of the data set, by index, those it is preferred to.
@@ -19,7 +19,7 @@ pub struct Preference {
 }
 
 impl Preference {
-    /// Pairs of trajectories by their index in the data set, each within a task.
+    /// Pairs of trajectories, given by their indices in the data set; both are of one task.
     pub fn new(pairs: &[PreferencePair], options: DpoOptions) -> Self {
         let mut by_chosen = BTreeMap::<usize, Vec<usize>>::new();
         for pair in pairs {
@@ -49,12 +49,12 @@ impl Preference {
         &self.pairs
     }
 
-    /// Checks options and pairs on a step of all data, packed as the steps of the run will be: what
-    /// is not refused here cannot be wrong in a step.
+    /// Checks the options, and the pairs on one step of all data, packed as the steps of the run.
+    /// After this check, no step of the run can fail in [`Dpo::new`].
     ///
     /// # Errors
-    /// [`ObjectiveInputError`]
-    pub fn check(&self, all: &PackedStep) -> Result<(), ObjectiveInputError> {
+    /// [`LossInputError`]
+    pub fn check(&self, all: &PackedStep) -> Result<(), LossInputError> {
         Dpo::new(&all.trajectories, &self.pairs_of(all), self.options)?;
         Ok(())
     }
@@ -69,39 +69,39 @@ impl Preference {
     }
 }
 
-impl Objective for Preference {
-    type Loss = PreferenceStep;
+impl TrainingLoss for Preference {
+    type StepLoss = PreferenceStepLoss;
     const SHOWN: &'static [&'static str] = &["accuracy", "reward_margin"];
 
-    fn loss(&self, step: &PackedStep) -> PreferenceStep {
+    fn step_loss(&self, step: &PackedStep) -> PreferenceStepLoss {
         let pairs = self.pairs_of(step);
         let dpo = Dpo::new(&step.trajectories, &pairs, self.options);
-        PreferenceStep {
+        PreferenceStepLoss {
             dpo: dpo.unwrap_or_else(|error| panic!("{error}, after Preference::check")),
             first_pass: !are_together(&pairs, step),
         }
     }
 }
 
-/// Whether no pair is spread over packs.
+/// Whether the predictions of each pair are in one pack.
 fn are_together(pairs: &[PreferencePair], step: &PackedStep) -> bool {
     let entries = step.trajectories.iter().enumerate();
     let numbers: HashMap<usize, usize> = entries
         .map(|(number, entry)| (entry.data_index as usize, number))
         .collect();
-    let spread = Spread::new(step);
+    let packs = TrajectoryPacks::new(step);
     let together =
-        |pair: &PreferencePair| spread.is_together(numbers[&pair.chosen], numbers[&pair.rejected]);
+        |pair: &PreferencePair| packs.is_together(numbers[&pair.chosen], numbers[&pair.rejected]);
     pairs.iter().all(together)
 }
 
-/// [`Preference`] on one step.
-pub struct PreferenceStep {
+/// The loss of [`Preference`] on one step.
+pub struct PreferenceStepLoss {
     dpo: Dpo,
     first_pass: bool,
 }
 
-impl StepLoss for PreferenceStep {
+impl StepLoss for PreferenceStepLoss {
     fn needs_first_pass(&self) -> bool {
         self.first_pass
     }

@@ -1,46 +1,46 @@
-//! In which packs the trajectories of a step are.
+//! Which packs hold the predictions of each trajectory of a step.
 
 use tree_pack::PackedStep;
 
-/// Where the predictions of each trajectory of a step are.
+/// For each trajectory of a step: no pack, one pack or several.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Spread(Vec<Home>);
+pub struct TrajectoryPacks(Vec<Location>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Home {
-    Nowhere,
+enum Location {
+    NoPack,
     Pack(usize),
     Several,
 }
 
-impl Spread {
-    /// Looks through the occurrences of a step, of which none are merged.
+impl TrajectoryPacks {
+    /// Reads the occurrences of a step, which must not be merged.
     pub fn new(step: &PackedStep) -> Self {
-        let mut homes = vec![Home::Nowhere; step.trajectories.len()];
+        let mut locations = vec![Location::NoPack; step.trajectories.len()];
         for (index, pack) in step.packs.iter().enumerate() {
             for &trajectory in &pack.occurrences.trajectories {
-                let home = &mut homes[trajectory as usize];
-                *home = match *home {
-                    Home::Nowhere => Home::Pack(index),
-                    Home::Pack(pack) if pack == index => Home::Pack(pack),
-                    _ => Home::Several,
+                let location = &mut locations[trajectory as usize];
+                *location = match *location {
+                    Location::NoPack => Location::Pack(index),
+                    Location::Pack(pack) if pack == index => Location::Pack(pack),
+                    _ => Location::Several,
                 };
             }
         }
-        Self(homes)
+        Self(locations)
     }
 
     /// Whether all predictions of each trajectory are in one pack.
     pub fn is_whole(&self) -> bool {
-        !self.0.contains(&Home::Several)
+        !self.0.contains(&Location::Several)
     }
 
     /// Whether all predictions of two trajectories, by their index in the step, are in one pack.
     pub fn is_together(&self, first: usize, second: usize) -> bool {
         match (self.0[first], self.0[second]) {
-            (Home::Pack(first), Home::Pack(second)) => first == second,
-            (Home::Several, _) | (_, Home::Several) => false,
-            (Home::Nowhere, _) | (_, Home::Nowhere) => true,
+            (Location::Pack(first), Location::Pack(second)) => first == second,
+            (Location::Several, _) | (_, Location::Several) => false,
+            (Location::NoPack, _) | (_, Location::NoPack) => true,
         }
     }
 }
@@ -57,14 +57,14 @@ mod tests {
             Trajectory::new("task", "run", tokens.to_vec(), mask)
         });
         let forests = build_forests(&trajectories).unwrap();
-        let spread = |token_budget| {
+        let packs_of = |token_budget| {
             let options = PackOptions {
                 loss: LossForm::PerTrajectory,
                 ..PackOptions::new(token_budget)
             };
-            Spread::new(&pack_step(&trajectories, &forests, &options).unwrap())
+            TrajectoryPacks::new(&pack_step(&trajectories, &forests, &options).unwrap())
         };
-        let (one, two) = (spread(8), spread(4));
+        let (one, two) = (packs_of(8), packs_of(4));
         assert!(one.is_whole() && two.is_whole());
         assert!(one.is_together(0, 1) && one.is_together(0, 2));
         assert!(two.is_together(0, 1) && !two.is_together(0, 2));

@@ -1,5 +1,6 @@
-//! The packs of a step as a tree: what each continues from, what it leaves, and in which order they
-//! are visited. On the host, once per step; rows are kept as ranges until a pack is entered.
+//! The packs of a step as a tree: the rows that each continues, the rows that each provides, and
+//! the order of the visits. Built on the host, once per step; rows are kept as ranges until a pack
+//! is entered.
 
 use std::ops::Range;
 
@@ -8,27 +9,27 @@ use tree_pack::{Gateway, Pack, validate_packs};
 
 use super::error::StepError;
 
-/// What is to be done with each pack, and when.
-pub(super) struct StepPlan<'a> {
+/// The packs of a step with their dependencies and the order of their visits.
+pub(super) struct PackTree<'a> {
     packs: &'a [Pack],
     left: Vec<Left>,
     pub(super) visits: Vec<Visit>,
 }
 
-/// Packs are visited depth-first: what a pack leaves is there from `Enter` to `Leave`, and all
-/// packs that continue it are entered and left in between, one after another.
+/// Packs are visited depth-first. The outputs of a pack exist from `Enter` to `Leave`; all packs
+/// that continue it are entered and left in between, one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Visit {
     Enter(usize),
     Leave(usize),
 }
 
-/// What a pack leaves for later ones.
+/// The rows that a pack provides to later packs.
 #[derive(Debug, Default)]
 pub(super) struct Left {
-    /// Rows whose keys and values they see.
+    /// Rows whose keys and values later packs see.
     pub(super) kept: RowSet,
-    /// Rows whose states they start from, ascending.
+    /// Rows whose states later packs start from, ascending.
     pub(super) requested: Vec<u32>,
 }
 
@@ -40,25 +41,25 @@ pub(super) struct RowSet {
     before: Vec<u32>,
 }
 
-/// What a pack continues from.
+/// The rows that a pack continues from.
 #[derive(Debug, Default)]
 pub(super) struct Past {
-    /// Whose rows the past keys are, the outermost pack first.
+    /// The packs and rows of the past keys, the outermost pack first.
     pub(super) keys: Vec<PastRows>,
-    /// The past keys as the mask takes them.
+    /// The past keys in the format of the mask.
     pub(super) mask: PastKeys,
-    /// Whose rows the initial states come from.
+    /// The pack and rows of the initial states.
     pub(super) states: Option<PastRows>,
-    /// Which of the initial states each root starts from; empty without any.
+    /// The index of the initial state of each root; empty without initial states.
     pub(super) root_states: Vec<Option<u32>>,
 }
 
-/// Rows that one earlier pack leaves.
+/// Rows that one earlier pack provides.
 #[derive(Debug)]
 pub(super) struct PastRows {
     /// The pack that owns them.
     pub(super) pack: usize,
-    /// Which of the rows that it leaves, ascending.
+    /// Indices of the rows among those that the pack provides, ascending.
     pub(super) slots: Vec<u32>,
 }
 
@@ -91,7 +92,7 @@ impl RowSet {
         self.ranges.iter().cloned().flatten()
     }
 
-    /// The numbers of consecutive rows that are in the set.
+    /// The indices in the set of a range of consecutive rows.
     fn numbers(&self, rows: &Range<u32>) -> Range<u32> {
         let range = self.ranges.partition_point(|range| range.end <= rows.start);
         let first = self.before[range] + (rows.start - self.ranges[range].start);
@@ -99,7 +100,7 @@ impl RowSet {
     }
 }
 
-impl<'a> StepPlan<'a> {
+impl<'a> PackTree<'a> {
     pub(super) fn new(packs: &'a [Pack]) -> Result<Self, StepError> {
         validate_packs(packs)?;
         for (index, pack) in packs.iter().enumerate() {
@@ -136,12 +137,12 @@ impl<'a> StepPlan<'a> {
         })
     }
 
-    /// What a pack leaves.
+    /// The rows that a pack provides.
     pub(super) fn left(&self, pack: usize) -> &Left {
         &self.left[pack]
     }
 
-    /// What a pack continues from.
+    /// The rows that a pack continues from.
     pub(super) fn past(&self, pack: usize) -> Past {
         let Some(gateway) = &self.packs[pack].gateway else {
             return Past::default();
@@ -248,24 +249,25 @@ mod tests {
     #[test]
     fn a_chain_continues_every_part_before() {
         let packs = packs(&[&[1, 2, 3, 4, 5, 6, 7, 8, 9]], 3);
-        let plan = StepPlan::new(&packs).unwrap();
-        let past = plan.past(2);
+        let tree = PackTree::new(&packs).unwrap();
+        let past = tree.past(2);
         assert_eq!(keys(&past), [(0, &[0, 1, 2][..]), (1, &[0, 1, 2])]);
         assert_eq!(past.mask.position, [0, 1, 2, 3, 4, 5]);
-        assert!(plan.left(0).kept.rows().eq(0..3));
-        let requested: Vec<_> = (0..3).map(|pack| &plan.left(pack).requested).collect();
+        assert!(tree.left(0).kept.rows().eq(0..3));
+        let requested: Vec<_> = (0..3).map(|pack| &tree.left(pack).requested).collect();
         assert_eq!(requested, [&[2][..], &[2], &[]]);
     }
 
-    /// 24: what is left are ancestors of later parts, not their siblings.
+    /// Fault 24: a pack provides the ancestors of later parts, not the siblings of these
+    /// ancestors.
     #[test]
     fn siblings_are_not_left() {
         let packs = packs(&[&[1, 2, 3, 4], &[1, 2, 5, 6, 7, 8, 9, 10]], 6);
-        let plan = StepPlan::new(&packs).unwrap();
+        let tree = PackTree::new(&packs).unwrap();
         let is_sibling = |row: u32| [3, 4].contains(&packs[0].layout.tokens[row as usize]);
         assert!((0..packs[0].layout.len() as u32).any(is_sibling));
-        assert!(!plan.left(0).kept.rows().any(is_sibling));
-        assert_eq!(plan.past(1).mask.position.len(), plan.left(0).kept.len());
+        assert!(!tree.left(0).kept.rows().any(is_sibling));
+        assert_eq!(tree.past(1).mask.position.len(), tree.left(0).kept.len());
     }
 
     #[test]
@@ -283,7 +285,7 @@ mod tests {
         use Visit::{Enter, Leave};
         let packs = packs(&[&[1, 2, 3, 4, 5, 6], &[1, 2, 3, 7, 8, 9]], 3);
         assert_eq!(
-            StepPlan::new(&packs).unwrap().visits,
+            PackTree::new(&packs).unwrap().visits,
             [Enter(0), Enter(1), Leave(1), Enter(2), Leave(2), Leave(0)]
         );
     }
@@ -292,7 +294,7 @@ mod tests {
     fn packs_without_room_for_their_rows_are_refused() {
         let mut packs = packs(&[&[1, 2, 3]], 3);
         packs[0].padded_len = 2;
-        let error = StepPlan::new(&packs).err().unwrap().to_string();
+        let error = PackTree::new(&packs).err().unwrap().to_string();
         assert_eq!(
             error,
             "pack 0: padded_len: got 2, expected at least 3, its tokens"

@@ -1,11 +1,11 @@
-//! Random trajectories with everything an objective reads, and packs of them without a model: the
-//! log-probability of a token is a number that depends on its prefix.
+//! Random trajectories with all inputs of the losses, and packs of them without a model: the
+//! log-probability of a token is a function of its prefix.
 
 use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_tree_nn::TokenLogProbs;
-use burn_tree_train::objectives::reference::Prediction;
+use burn_tree_train::losses::reference::Prediction;
 use proptest::prelude::*;
 use tree_pack::{
     Advantage, Aggregation, Objective, Occurrences, Pack, PackedStep, Trajectory, TreeBatch,
@@ -17,8 +17,8 @@ use tree_training_tests::oracle::loss::prediction_weights;
 #[derive(Clone)]
 pub struct Case {
     pub forest: Forest,
-    /// Trajectories whose index has this bit set have inputs of their own; the others share those
-    /// of the prefix.
+    /// Trajectories whose index has this bit set have their own inputs; the others share those of
+    /// the prefix.
     pub own_inputs: u64,
     pub seed: u32,
     pub token_advantages: bool,
@@ -88,7 +88,7 @@ impl Case {
             let old = near(1, 0.6);
             let advantage = match self.token_advantages {
                 true => Advantage::Token(column(0, -2.0, 2.0)),
-                // The first numbers of a trajectory may be shared, its advantage too.
+                // The first values of a trajectory, and its advantage, may be shared.
                 false => Advantage::Trajectory([1.5, -1.0, 0.0, -0.25][(salt % 4) as usize]),
             };
             let (reference, sampling) = (near(2, 1.0), near(3, 0.8));
@@ -100,7 +100,7 @@ impl Case {
         trajectories
     }
 
-    /// Of the last token of `path` after the others.
+    /// Log-probability of the last token of `path` after the others.
     pub fn log_prob(&self, path: &[u32]) -> f64 {
         -0.05 - 3.0 * noise(path, [self.seed, 10, 0])
     }
@@ -109,7 +109,7 @@ impl Case {
         2.0 * noise(path, [self.seed, 11, 0])
     }
 
-    /// The predictions that train something, by trajectory and token.
+    /// The trained predictions, by trajectory and token.
     pub fn predictions(
         &self,
         trajectories: &[Trajectory],
@@ -137,7 +137,7 @@ impl Case {
         predictions
     }
 
-    /// A pack as it comes from the head: what `f` gives for the prefixes of the occurrences.
+    /// The output of the head for a pack: `f` of the prefixes of its occurrences.
     pub fn head(
         &self,
         step: &PackedStep,
@@ -155,7 +155,7 @@ impl Case {
     }
 }
 
-/// The original prediction that each occurrence of a pack stands for, or the first of those.
+/// The original prediction of each occurrence of a pack, or the first of them if merged.
 pub fn originals(step: &PackedStep, pack: &Pack) -> Vec<Original> {
     let columns = &pack.occurrences;
     columns
@@ -169,7 +169,7 @@ pub fn originals(step: &PackedStep, pack: &Pack) -> Vec<Original> {
         .collect()
 }
 
-/// The device of these tests: numbers in f64, which not all devices have.
+/// The device of these tests, which need f64.
 pub fn device() -> Device {
     Device::flex().autodiff()
 }
@@ -183,7 +183,7 @@ fn leaf(values: Vec<f64>) -> Tensor<1> {
     Tensor::from_data(TensorData::new(values, [length]), (&device(), DType::F64)).require_grad()
 }
 
-/// Numbers by original prediction, added up over the predictions that a merged step holds as one.
+/// Values by original prediction, summed over the predictions that a merged step combines.
 pub fn by_entry(
     values: impl IntoIterator<Item = (Original, f64)>,
     step: &PackedStep,
@@ -199,7 +199,7 @@ pub fn by_entry(
     sums
 }
 
-/// A number in 0..1 that depends on all words.
+/// A value in 0..1, as a hash of all words.
 fn noise(path: &[u32], salt: [u32; 3]) -> f64 {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for &word in path.iter().chain(&salt) {
@@ -232,8 +232,8 @@ pub fn check_close<K: Ord + std::fmt::Debug>(
     Ok(())
 }
 
-/// The step with the occurrences of every pack dealt to `parts` packs in turn, as partitions do
-/// it: trajectories lie in several packs.
+/// The step with the occurrences of every pack distributed over `parts` packs, as in partitioned
+/// trees: trajectories are in several packs.
 pub fn spread_over_packs(step: &PackedStep, parts: usize) -> PackedStep {
     let mut torn = step.clone();
     torn.packs.clear();

@@ -1,4 +1,5 @@
-//! A way of making the steps of a run: its plan and its own model and optimizer.
+//! A variant of a run: a plan (trees or separate trajectories) with its own model and optimizer.
+//! With `--compare` a run has two, which train side by side.
 
 use std::time::Instant;
 
@@ -8,60 +9,60 @@ use burn_tree_train::{ModelCost, StepBound, StepCounts, StepTime, StepWork, Tree
 use thiserror::Error;
 use tree_pack::PackError;
 
-use crate::objective::Objective;
-use crate::optim::optimizer_step::{StepError, Trainer};
+use crate::loss::TrainingLoss;
+use crate::optim::optimizer_step::{OptimizerStepError, Trainer};
 use crate::plan::{Sharing, StepPlan};
-use crate::report::metrics::{ComparisonRecord, PassRecord, StepRecord};
+use crate::report::metrics::{ComparisonRecord, StepRecord, VariantRecord};
 use crate::run::log_probs::{self, LogProbs};
 
-/// A step that could not be made.
+/// A failed step of a variant.
 #[derive(Debug, Error)]
-pub enum PassError {
-    /// Its trajectories cannot be packed.
+pub enum VariantError {
+    /// The trajectories cannot be packed.
     #[error(transparent)]
     Pack(#[from] PackError),
-    /// Log-probabilities of its trajectories cannot be computed.
+    /// The log-probabilities of the trajectories cannot be computed.
     #[error(transparent)]
     LogProbs(#[from] burn_tree_train::StepError),
-    /// Its numbers are not finite.
+    /// The optimizer step failed.
     #[error("step {step}: {error}", step = step + 1)]
     Step {
         /// The step, counted from 0.
         step: usize,
-        /// What went wrong.
-        error: StepError,
+        /// The cause.
+        error: OptimizerStepError,
     },
 }
 
-/// A plan, the objective of its steps, and the trainer that follows them.
-pub struct Pass<M, O> {
+/// A plan, a loss, and the trainer that runs the steps of the plan.
+pub struct Variant<M, L> {
     /// The model, its optimizer and their device.
     pub trainer: Trainer<M>,
     /// The steps and their data.
     pub plan: StepPlan,
-    objective: O,
+    loss: L,
     cost: ModelCost,
-    prediction: Option<Prediction>,
-    /// Of the last step.
+    prediction: Option<TimePrediction>,
+    /// Result of the last step.
     without_gradient: Vec<String>,
 }
 
-/// What the time of steps is predicted from.
+/// The inputs of the prediction of step times.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Prediction {
-    /// What work takes.
+pub struct TimePrediction {
+    /// Seconds per unit of each kind of work.
     pub time: StepTime,
     /// Whether the model has recurrent layers.
     pub recurrent: bool,
 }
 
-impl<M: Module + TreeModel, O: Objective> Pass<M, O> {
+impl<M: Module + TreeModel, L: TrainingLoss> Variant<M, L> {
     /// A pass over the steps of `plan`, whose FLOPs are counted with `cost`.
-    pub fn new(plan: StepPlan, objective: O, trainer: Trainer<M>, cost: ModelCost) -> Self {
+    pub fn new(plan: StepPlan, loss: L, trainer: Trainer<M>, cost: ModelCost) -> Self {
         Self {
             trainer,
             plan,
-            objective,
+            loss,
             cost,
             prediction: None,
             without_gradient: Vec::new(),
@@ -73,62 +74,67 @@ impl<M: Module + TreeModel, O: Objective> Pass<M, O> {
         &self.without_gradient
     }
 
-    /// The same pass, which records what was predicted for each step.
-    pub fn with_prediction(self, prediction: Option<Prediction>) -> Self {
+    /// The same variant, which also records the predicted time of each step.
+    pub fn with_prediction(self, prediction: Option<TimePrediction>) -> Self {
         Self { prediction, ..self }
     }
 
-    /// Whether it shares prefixes.
+    /// Whether its steps share prefixes.
     pub fn sharing(&self) -> Sharing {
         self.plan.sharing()
     }
 
-    /// Computes the reference log-probabilities of all data under the model of `reference`, and
-    /// returns the seconds that it took.
+    /// Computes the reference log-probabilities of all data with the model of `reference`. Returns
+    /// the elapsed seconds.
     ///
     /// # Errors
-    /// [`PassError`] if the trajectories cannot be packed.
-    pub fn compute_reference(&mut self, reference: &Trainer<M>) -> Result<f64, PassError> {
+    /// [`VariantError`] if the trajectories cannot be packed.
+    pub fn compute_reference(&mut self, reference: &Trainer<M>) -> Result<f64, VariantError> {
         let start = Instant::now();
         let steps = self.plan.in_steps();
         log_probs::compute(LogProbs::Reference, &mut self.plan, &steps, reference)?;
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Packs and makes step `step`, counted from 0. Packing is not part of the measured time: it
-    /// takes milliseconds and can be done while the step before is computed.
+    /// Packs and computes step `step`, counted from 0. Packing is not timed: it takes milliseconds
+    /// and could run during the previous step.
     ///
     /// # Errors
-    /// [`PassError`]; the model is then unchanged.
+    /// [`VariantError`]. The model is then unchanged.
     pub fn step(
         &mut self,
         step: usize,
         learning_rate: ModuleLearningRate,
-    ) -> Result<PassRecord, PassError> {
-        let place = self.plan.place(step);
+    ) -> Result<VariantRecord, VariantError> {
+        let position = self.plan.position(step);
         let mut log_prob_seconds = None;
-        if place.begins_batch() && self.objective.computes_old_log_probs() {
+        if position.begins_batch() && self.loss.computes_old_log_probs() {
             let start = Instant::now();
-            log_probs::compute(LogProbs::Old, &mut self.plan, &place.batch, &self.trainer)?;
+            log_probs::compute(
+                LogProbs::Old,
+                &mut self.plan,
+                &position.batch,
+                &self.trainer,
+            )?;
             log_prob_seconds = Some(start.elapsed().as_secs_f64());
         }
         let packed = self.plan.packs(step)?;
         let outcome = self
             .trainer
-            .step(&packed, &self.objective, learning_rate)
-            .map_err(|error| PassError::Step { step, error })?;
+            .step(&packed, &self.loss, learning_rate)
+            .map_err(|error| VariantError::Step { step, error })?;
         self.without_gradient = outcome.without_gradient;
         let counts = StepCounts::of_packs(&packed.packs);
         let mut metrics = outcome.metrics;
-        metrics.extend(self.objective.describe(&packed, self.plan.trajectories()));
+        metrics.extend(self.loss.data_metrics(&packed, self.plan.trajectories()));
         let pool = self.trainer.device.clone().inner().memory_pool_usage();
-        Ok(PassRecord {
+        Ok(VariantRecord {
             loss: outcome.loss,
-            loss_scale: self.objective.scale(&packed),
+            loss_scale: self.loss.scale(&packed),
             gradient_norm: outcome.gradient_norm,
             seconds: outcome.seconds,
             reserved_bytes: pool.map(|pool| pool.bytes_reserved),
-            predicted_seconds: self.prediction.map(|Prediction { time, recurrent }| {
+            predicted_seconds: self.prediction.map(|TimePrediction { time, recurrent }| {
                 time.seconds(&StepWork::of_step(&packed.packs, recurrent))
             }),
             packs: packed.packs.len(),
@@ -143,7 +149,7 @@ impl<M: Module + TreeModel, O: Objective> Pass<M, O> {
     }
 }
 
-/// Compares the two passes of a step; `None` if it was made one way only.
+/// Compares the two variants of a step. `None` if the run has only one.
 pub fn compare(record: &StepRecord, cost: &ModelCost) -> Option<ComparisonRecord> {
     let (tree, flat) = (record.tree.as_ref()?, record.flat.as_ref()?);
     let scale = flat.loss_scale.unwrap_or(flat.loss.abs());
@@ -161,7 +167,7 @@ pub fn compare(record: &StepRecord, cost: &ModelCost) -> Option<ComparisonRecord
     })
 }
 
-/// `|a - b| / scale`; equal numbers deviate by nothing, also where everything is 0.
+/// `|a - b| / scale`, and 0 for equal numbers, even if the scale is 0.
 fn relative(a: f64, b: f64, scale: f64) -> f64 {
     if a == b { 0.0 } else { (a - b).abs() / scale }
 }

@@ -1,12 +1,12 @@
-//! GSPO: trajectories in one pack, or spread over several.
+//! GSPO with trajectories in one pack and in several.
 
 use std::collections::BTreeMap;
 
 use burn::tensor::Device;
 use burn_tree_nn::TokenLogProbs;
-use burn_tree_train::objectives::reference::{self, Prediction};
-use burn_tree_train::objectives::{
-    ClipRange, Gspo, GspoOptions, KlEstimator, KlPenalty, ObjectiveInputError, PolicyMetrics,
+use burn_tree_train::losses::reference::{self, Prediction};
+use burn_tree_train::losses::{
+    ClipRange, Gspo, GspoOptions, KlEstimator, KlPenalty, LossInputError, PolicyMetrics,
     Regularization,
 };
 use proptest::prelude::*;
@@ -47,14 +47,14 @@ fn options() -> impl Strategy<Value = GspoOptions> {
 /// Loss, gradients by original prediction and metrics.
 type Outcome = (f64, Vec<(Original, f64)>, PolicyMetrics);
 
-/// In one pass each pack is collected directly before its loss, in two all packs before any loss.
+/// In one pass, each pack is collected directly before its loss; in two, all packs before any loss.
 fn packed(
     case: &Case,
     step: &PackedStep,
     trajectories: &[Trajectory],
     options: &GspoOptions,
     one_pass: bool,
-) -> Result<Outcome, ObjectiveInputError> {
+) -> Result<Outcome, LossInputError> {
     let mut gspo = Gspo::new(&step.trajectories, *options)?;
     if !one_pass {
         for pack in &step.packs {
@@ -91,7 +91,8 @@ pub fn by_trajectory(
     of_trajectories
 }
 
-/// Slopes of `loss` by the log-probability of every prediction. An error of second order in 1e-5.
+/// Derivatives of `loss` with respect to the log-probability of every prediction, from central
+/// differences with a step of 1e-5.
 pub fn slopes(
     predictions: &BTreeMap<Original, Prediction>,
     trajectories: usize,
@@ -112,8 +113,8 @@ pub fn slopes(
 proptest! {
     #![proptest_config(proptest_cases(64))]
 
-    /// One pass over whole trees and two passes over trajectories that are torn apart give the
-    /// loss, the gradients and the metrics of the separate trajectories.
+    /// One pass over whole trees, and two passes over trajectories in several packs, give the loss,
+    /// the gradients and the metrics of the separate trajectories.
     #[test]
     fn both_passes_have_the_loss_and_gradients_of_separate_trajectories(
         case in cases(),
@@ -167,7 +168,7 @@ proptest! {
         }
     }
 
-    /// Without the sums of a whole trajectory there is no loss, and a pack counts once.
+    /// There is no loss without the sums of whole trajectories, and a pack is collected once.
     #[test]
     fn incomplete_trajectories_are_refused(case in cases(), parts in 2usize..5) {
         let trajectories = case.trajectories();
@@ -184,7 +185,7 @@ proptest! {
             })
         };
         let one_pass = packed(&case, &torn, &trajectories, &options, true);
-        let refused = matches!(one_pass, Err(ObjectiveInputError::IncompleteTrajectory { .. }));
+        let refused = matches!(one_pass, Err(LossInputError::IncompleteTrajectory { .. }));
         prop_assert_eq!(refused, is_torn);
 
         let mut gspo = Gspo::new(&step.trajectories, options).unwrap();
@@ -194,13 +195,13 @@ proptest! {
         prop_assert!(gspo.try_loss(head.clone(), &occurrences).is_err());
         gspo.try_collect(&head, &occurrences).unwrap();
         let again = gspo.try_collect(&head, &occurrences);
-        let refused = matches!(again, Err(ObjectiveInputError::IncompleteTrajectory { .. }));
+        let refused = matches!(again, Err(LossInputError::IncompleteTrajectory { .. }));
         prop_assert!(refused);
-        // The refused pack has left no trace.
+        // The refused pack has not changed the sums.
         prop_assert!(gspo.try_loss(head, &occurrences).is_ok());
     }
 
-    /// A step packed for a loss of tokens may lack predictions of some trajectories altogether.
+    /// A step packed for a token loss may lack all predictions of some trajectories.
     #[test]
     fn steps_packed_for_another_loss_are_refused(case in cases()) {
         let trajectories = case.trajectories();
@@ -209,7 +210,7 @@ proptest! {
         let step = Packing::ONE_PACK.pack_for(&trajectories, objective, mean, form);
         let outcome = packed(&case, &step, &trajectories, &GspoOptions::default(), true);
         let (found, expected) = (form, Gspo::LOSS_FORM);
-        prop_assert_eq!(outcome.unwrap_err(), ObjectiveInputError::LossForm { found, expected });
+        prop_assert_eq!(outcome.unwrap_err(), LossInputError::LossForm { found, expected });
     }
 }
 
@@ -249,7 +250,7 @@ fn wrong_arguments_are_named() {
     let (trajectory, trajectories) = (0, 0);
     assert_eq!(
         error,
-        ObjectiveInputError::ForeignTrajectory {
+        LossInputError::ForeignTrajectory {
             trajectory,
             trajectories
         }

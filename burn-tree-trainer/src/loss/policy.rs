@@ -1,27 +1,27 @@
-//! Clipped policy updates: PPO and GRPO by token, GSPO by trajectory.
+//! Clipped policy gradients: PPO and GRPO per token, GSPO per trajectory.
 
 use std::collections::BTreeMap;
 
 use burn::tensor::Tensor;
 use burn_tree_nn::TokenLogProbs;
-use burn_tree_train::objectives::{
+use burn_tree_train::losses::{
     Gspo, GspoOptions, PolicyMetrics, PolicyStatistics, PpoOptions, ppo_loss,
 };
 use tree_pack::{LossForm, OccurrenceBatch, PackedStep, Trajectory};
 
-use super::{Metrics, Objective, Spread, StepLoss};
+use super::{Metrics, StepLoss, TrainingLoss, TrajectoryPacks};
 
-/// Which ratio is clipped, and how.
+/// The clipped ratio and its options.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PolicyLoss {
-    /// That of each token.
+    /// The ratio of each token.
     Token(PpoOptions),
-    /// That of each trajectory.
+    /// The ratio of each trajectory.
     Sequence(GspoOptions),
 }
 
 impl PolicyLoss {
-    /// How steps are to be packed.
+    /// The loss form that steps must be packed for.
     pub fn loss_form(&self) -> LossForm {
         match self {
             Self::Token(_) => PpoOptions::LOSS_FORM,
@@ -30,17 +30,17 @@ impl PolicyLoss {
     }
 }
 
-/// Clipped updates on rollouts with advantages.
+/// A clipped policy-gradient loss on rollouts with advantages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Policy {
     /// The loss.
     pub loss: PolicyLoss,
-    /// Whether old log-probabilities are computed rather than given with the data.
+    /// Whether old log-probabilities are computed instead of read from the data.
     pub computes_old_log_probs: bool,
 }
 
-impl Objective for Policy {
-    type Loss = PolicyStep;
+impl TrainingLoss for Policy {
+    type StepLoss = PolicyStepLoss;
     const SHOWN: &'static [&'static str] =
         &["reward", "ratio_max", "clip_fraction", "ref_kl", "entropy"];
 
@@ -48,7 +48,7 @@ impl Objective for Policy {
         self.computes_old_log_probs
     }
 
-    fn loss(&self, step: &PackedStep) -> PolicyStep {
+    fn step_loss(&self, step: &PackedStep) -> PolicyStepLoss {
         let surrogate = match self.loss {
             PolicyLoss::Token(options) => Surrogate::Token(options),
             PolicyLoss::Sequence(options) => Surrogate::Sequence {
@@ -56,16 +56,16 @@ impl Objective for Policy {
                 gspo: Gspo::new(&step.trajectories, options)
                     .map(Box::new)
                     .unwrap_or_else(|error| panic!("{error}")),
-                first_pass: !Spread::new(step).is_whole(),
+                first_pass: !TrajectoryPacks::new(step).is_whole(),
             },
         };
-        PolicyStep {
+        PolicyStepLoss {
             surrogate,
             metrics: PolicyMetrics::default(),
         }
     }
 
-    /// `sum_i weights[i] |advantages[i]|`, the loss if all ratios are 1 and nothing cancels.
+    /// `sum_i weights[i] |advantages[i]|`, the loss if all ratios are 1 and no terms cancel.
     fn scale(&self, step: &PackedStep) -> Option<f64> {
         let of_pack = |occurrences: &tree_pack::Occurrences| -> Option<f64> {
             let advantages = occurrences.advantages.as_ref()?;
@@ -78,7 +78,7 @@ impl Objective for Policy {
     }
 
     /// The mean reward of the rollouts, if they have rewards.
-    fn describe(&self, step: &PackedStep, data: &[Trajectory]) -> Metrics {
+    fn data_metrics(&self, step: &PackedStep, data: &[Trajectory]) -> Metrics {
         let mut rollouts = BTreeMap::new();
         for entry in &step.trajectories {
             let trajectory = &data[entry.data_index as usize];
@@ -93,8 +93,8 @@ impl Objective for Policy {
     }
 }
 
-/// [`Policy`] on one step.
-pub struct PolicyStep {
+/// The loss of [`Policy`] on one step.
+pub struct PolicyStepLoss {
     surrogate: Surrogate,
     metrics: PolicyMetrics,
 }
@@ -104,7 +104,7 @@ enum Surrogate {
     Sequence { gspo: Box<Gspo>, first_pass: bool },
 }
 
-impl StepLoss for PolicyStep {
+impl StepLoss for PolicyStepLoss {
     fn needs_first_pass(&self) -> bool {
         matches!(
             self.surrogate,

@@ -1,30 +1,31 @@
-//! What can be wrong with the arguments of an objective.
+//! Errors in the arguments of a loss.
 
 use burn::tensor::DType;
 use tree_pack::LossForm;
 
-/// Arguments of an objective that do not fit together.
+/// Inconsistent arguments of a loss.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ObjectiveInputError {
+pub enum LossInputError {
     /// An option is out of range.
     #[error("{option} is {value}, expected {expected}")]
     Option {
         /// The option.
         option: &'static str,
-        /// Its value.
+        /// The value.
         value: f64,
-        /// What was expected.
+        /// The valid range.
         expected: &'static str,
     },
-    /// The step was packed for another loss: occurrences were merged, or lack what this one needs.
+    /// The step was packed for another loss: occurrences were merged, or lack columns of this loss.
     #[error(
-        "the occurrences were made for the loss form {found:?}, expected {expected:?}: see PackOptions::loss"
+        "the occurrences were packed for the loss form {found:?}, expected {expected:?}: set \
+         PackOptions::loss"
     )]
     LossForm {
-        /// That of the occurrences.
+        /// The loss form of the occurrences.
         found: LossForm,
-        /// That of the objective.
+        /// The loss form that is needed.
         expected: LossForm,
     },
     /// The occurrences lack a column.
@@ -36,41 +37,41 @@ pub enum ObjectiveInputError {
     MissingColumn {
         /// The column.
         column: &'static str,
-        /// What needs it.
+        /// The loss or option that needs it.
         needed_for: &'static str,
     },
     /// The entropy was not computed.
-    #[error("the log-probabilities come without {what}: set LmHeadOptions::entropy to {setting}")]
+    #[error("the log-probabilities lack {what}: set LmHeadOptions::entropy to {setting}")]
     MissingEntropy {
         /// What is missing.
         what: &'static str,
-        /// The setting that brings it.
+        /// The setting that provides it.
         setting: &'static str,
     },
-    /// A column is too short or too long.
+    /// A column has the wrong length.
     #[error("{column}: got {found} entries, expected {expected}, one for each occurrence")]
     ColumnLength {
         /// The column.
         column: &'static str,
-        /// Its length.
+        /// The length.
         found: usize,
         /// Number of occurrences.
         expected: usize,
     },
-    /// The log-probabilities were computed for other occurrences than these.
-    #[error("the log-probabilities are those of another batch than the occurrences")]
+    /// The log-probabilities were computed for another batch of occurrences.
+    #[error("the log-probabilities and the occurrences are from different batches")]
     OtherBatch,
-    /// The columns are narrower than the log-probabilities.
+    /// A column has less precision than the log-probabilities.
     #[error(
-        "{column} are in {found:?}, which rounds them, but the log-probabilities in {expected:?}: \
-         make the batch with TreeBatch::with_dtype"
+        "{column} are {found:?}, which rounds them, but the log-probabilities are {expected:?}: \
+         create the batch with TreeBatch::with_dtype"
     )]
     Precision {
         /// The column.
         column: &'static str,
-        /// Its dtype.
+        /// The dtype of the column.
         found: DType,
-        /// That of the log-probabilities.
+        /// The dtype of the log-probabilities.
         expected: DType,
     },
     /// An occurrence belongs to no trajectory of the step.
@@ -81,18 +82,18 @@ pub enum ObjectiveInputError {
         /// Number of trajectories of the step.
         trajectories: usize,
     },
-    /// A loss of whole trajectories was asked for before all their predictions were collected.
+    /// A trajectory loss was computed before all predictions of the trajectory were collected.
     #[error(
         "trajectory {trajectory} of the step: {collected} of its {trained} trained predictions \
-         have been collected. Each pack is to be collected once, before the loss of any pack that \
-         shares a trajectory (or pair) with it"
+         have been collected. Collect each pack once, before the loss of any pack that shares a \
+         trajectory (or pair) with it"
     )]
     IncompleteTrajectory {
         /// Index of the trajectory in the step.
         trajectory: usize,
         /// Predictions seen so far.
         collected: u32,
-        /// Predictions that it has.
+        /// Predictions of the trajectory.
         trained: u32,
     },
     /// Only one trajectory of a pair is in the step.
@@ -102,17 +103,17 @@ pub enum ObjectiveInputError {
     PairOutsideStep {
         /// Index in the data set of the preferred trajectory.
         chosen: usize,
-        /// Index in the data set of the other one.
+        /// Index in the data set of the rejected trajectory.
         rejected: usize,
     },
-    /// A pair that says nothing.
+    /// An invalid pair.
     #[error("the pair {chosen} over {rejected} (indices in the data set): {problem}")]
     Pair {
         /// Index in the data set of the preferred trajectory.
         chosen: usize,
-        /// Index in the data set of the other one.
+        /// Index in the data set of the rejected trajectory.
         rejected: usize,
-        /// What is wrong with it.
+        /// The problem.
         problem: &'static str,
     },
     /// The step has no pair.

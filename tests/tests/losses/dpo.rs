@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Tensor};
 use burn_tree_nn::TokenLogProbs;
-use burn_tree_train::objectives::reference::{self, Prediction};
-use burn_tree_train::objectives::{Dpo, DpoOptions, ObjectiveInputError, PreferenceLoss};
+use burn_tree_train::losses::reference::{self, Prediction};
+use burn_tree_train::losses::{Dpo, DpoOptions, LossInputError, PreferenceLoss};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use tree_pack::{Aggregation, Objective, PackedStep, PreferencePair, StepTrajectory, Trajectory};
@@ -28,7 +28,7 @@ fn options() -> impl Strategy<Value = DpoOptions> {
     (0.05..1.0, loss).prop_map(|(beta, loss)| DpoOptions { beta, loss })
 }
 
-/// Pairs of any trajectories that train something, whichever tree they are in.
+/// Random pairs of trajectories with trained tokens, in any tree.
 fn pairs(trajectories: &[Trajectory], drawn: &[(Index, Index)]) -> Vec<PreferencePair> {
     let trained: Vec<usize> = (0..trajectories.len())
         .filter(|&r| trajectories[r].trained_tokens() > 0)
@@ -40,7 +40,7 @@ fn pairs(trajectories: &[Trajectory], drawn: &[(Index, Index)]) -> Vec<Preferenc
     pairs.filter(|pair| pair.chosen != pair.rejected).collect()
 }
 
-/// Loss, gradients by original prediction, and the objective.
+/// Loss, gradients by original prediction, and the DPO object.
 type Outcome = (f64, Vec<(Original, f64)>, Dpo);
 
 fn packed(
@@ -50,7 +50,7 @@ fn packed(
     pairs: &[PreferencePair],
     options: &DpoOptions,
     one_pass: bool,
-) -> Result<Outcome, ObjectiveInputError> {
+) -> Result<Outcome, LossInputError> {
     let mut dpo = Dpo::new(&step.trajectories, pairs, *options)?;
     if !one_pass {
         for pack in &step.packs {
@@ -77,8 +77,8 @@ fn packed(
 proptest! {
     #![proptest_config(proptest_cases(64))]
 
-    /// One pass where every pair is in one pack and two passes over trajectories that are torn
-    /// apart give the loss and the gradients of the separate trajectories.
+    /// One pass with every pair in one pack, and two passes over trajectories in several packs,
+    /// give the loss and the gradients of the separate trajectories.
     #[test]
     fn both_passes_have_the_loss_and_gradients_of_separate_trajectories(
         case in cases(),
@@ -134,7 +134,7 @@ proptest! {
     }
 }
 
-/// A pair of a trajectory and its duplicate: all tokens cancel, the loss is ln 2.
+/// A trajectory paired with its duplicate: all tokens cancel, the loss is ln 2.
 #[test]
 fn tokens_of_both_trajectories_cancel() {
     let trajectories = [0, 1].map(|number| Trajectory {
@@ -184,7 +184,7 @@ fn wrong_arguments_are_named() {
     );
     assert_eq!(
         error(4, 4, default),
-        "the pair 4 over 4 (indices in the data set): a trajectory is not compared with itself"
+        "the pair 4 over 4 (indices in the data set): both trajectories are the same"
     );
     assert_eq!(
         error(9, 4, default),
@@ -216,11 +216,11 @@ fn wrong_arguments_are_named() {
     let dpo = Dpo::new(&step, &[pair], default).unwrap();
     assert!(matches!(
         dpo.statistics(),
-        Err(ObjectiveInputError::IncompleteTrajectory { .. })
+        Err(LossInputError::IncompleteTrajectory { .. })
     ));
 }
 
-/// Trajectories in no pair need not be known; those in pairs must.
+/// Trajectories in no pair need not be collected; those in pairs must be.
 #[test]
 fn only_pairs_have_to_be_complete() {
     let trajectories = [3, 4, 5, 6].map(|token| Trajectory {
@@ -255,7 +255,7 @@ fn only_pairs_have_to_be_complete() {
             false => assert_eq!(read(&loss.unwrap()), [0.0]),
         }
     }
-    // What is in no pair is not collected.
+    // Trajectories in no pair are not collected.
     for pack in torn.packs.iter().filter(|pack| holds(pack, &[0, 1])) {
         dpo.collect(&head(pack), &batch(pack).occurrences);
     }

@@ -1,9 +1,9 @@
-//! Objectives with models: the first epoch, and the two passes.
+//! Losses with models: the first epoch, and the two passes.
 
 use burn::tensor::{DType, Tensor};
 use burn_tree_models::CausalLm;
 use burn_tree_nn::TokenLogProbs;
-use burn_tree_train::objectives::{
+use burn_tree_train::losses::{
     ClipRange, Dpo, DpoOptions, Gspo, GspoOptions, PolicyMetrics, PpoOptions, ppo_loss,
 };
 use burn_tree_train::{StepGradients, StepOptions, step_forward, step_gradients};
@@ -52,8 +52,8 @@ fn pack(trajectories: &[Trajectory], packing: Packing, loss: LossForm) -> Packed
     packing.pack_for(trajectories, objective, mean, loss)
 }
 
-/// Old log-probabilities of a forward pass without autodiff over the same packs are those of the
-/// training pass to the last bit: every ratio is 1, nothing is clipped, and the loss is the mean
+/// Old log-probabilities from a forward pass without autodiff over the same packs equal those of
+/// the training pass bit for bit: every ratio is 1, nothing is clipped, and the loss is the mean
 /// advantage.
 #[test]
 fn the_first_epoch_has_ratios_of_one() {
@@ -65,7 +65,7 @@ fn the_first_epoch_has_ratios_of_one() {
         for trajectory in &mut given {
             trajectory.old_log_probs = None;
         }
-        // All the same: shared tokens are merged, and stay so.
+        // All equal, so shared tokens are merged and stay merged.
         let mut uniform = given.clone();
         for trajectory in &mut uniform {
             trajectory.advantage = Some(Advantage::Trajectory(0.5));
@@ -129,13 +129,13 @@ fn the_first_epoch_has_ratios_of_one() {
     }
 }
 
-/// An objective in one pass or two.
+/// A loss in one pass or two.
 trait TwoPasses {
     fn collect(&mut self, log_probs: &TokenLogProbs, occurrences: &OccurrenceBatch);
     fn loss(&self, head: TokenLogProbs, occurrences: &OccurrenceBatch) -> Tensor<1>;
 }
 
-/// Needs no first pass.
+/// A loss without a first pass.
 impl TwoPasses for PpoOptions {
     fn collect(&mut self, _: &TokenLogProbs, _: &OccurrenceBatch) {}
 
@@ -164,7 +164,7 @@ impl TwoPasses for Dpo {
     }
 }
 
-/// Loss and gradients with the sums of a first pass without autodiff, or of the same pass.
+/// Loss and gradients with sums from a first pass without autodiff, or from the same pass.
 fn run(
     model: &CausalLm,
     step: &PackedStep,
@@ -192,8 +192,8 @@ fn run(
     (loss, NamedTensors::gradients(model, &gradients))
 }
 
-/// One pass over one pack, and two passes over a pack for each tree, a pack for each trajectory and
-/// over parts of trees give the same loss and gradients.
+/// One pass over one pack, and two passes over one pack per tree, one pack per trajectory, and
+/// parts of trees give the same loss and gradients.
 fn check_passes<T: TwoPasses>(start: impl Fn(&PackedStep) -> T) {
     if !supports_f64() {
         return;
@@ -236,7 +236,7 @@ fn check_passes<T: TwoPasses>(start: impl Fn(&PackedStep) -> T) {
             let (loss, found) = run(&model, &step, options, start(&step), true);
             assert!((loss - expected).abs() <= 1e-10, "{loss} {expected}");
             let worst = found.worst(&gradients, 1e-3);
-            // The bar of models in f64.
+            // The tolerance of models in f64.
             assert!(worst.relative <= 1e-10, "{worst}");
         }
     }
@@ -284,7 +284,7 @@ fn gspo_needs_two_passes_only_for_several_packs() {
 
 #[test]
 fn dpo_needs_two_passes_only_for_several_packs() {
-    // A prefix over its continuation, duplicates, branches, and trajectories of two trees.
+    // Pairs of a prefix and its continuation, duplicates, branches, and trajectories of two trees.
     let pairs = [(1, 0), (0, 3), (2, 0), (4, 2), (5, 4)]
         .map(|(chosen, rejected)| PreferencePair { chosen, rejected });
     let options = DpoOptions::default();

@@ -1,9 +1,9 @@
-//! Sums over whole trajectories, and losses of them: the two passes.
+//! Sums over trajectories, and the two-pass scheme of losses that depend on them.
 //!
-//! A loss of whole trajectories, as GSPO's and DPO's, is a function of sums over their tokens that
-//! are linear in the log-probabilities. Once the sums are known, the gradient of each
-//! log-probability is a number for its trajectory, wherever its pack is: a first pass without
-//! gradients collects the sums, and in the second the loss of a pack is linear.
+//! A trajectory loss, such as GSPO's and DPO's, is a function of sums over the tokens of
+//! trajectories that are linear in the log-probabilities. Given the sums, the gradient of each
+//! log-probability is a constant per trajectory. A first pass without gradients therefore collects
+//! the sums, and in the second the loss of a pack is linear.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Tensor, TensorData};
 use tree_pack::{OccurrenceBatch, StepTrajectory};
 
-use super::ObjectiveInputError;
+use super::LossInputError;
 use burn_tree_nn::{GatherPlan, TreeNnOps};
 
 /// Sums of `C` columns over the trained predictions of each trajectory of an optimizer step, on
@@ -20,7 +20,7 @@ use burn_tree_nn::{GatherPlan, TreeNnOps};
 pub(super) struct TrajectorySums<const C: usize> {
     /// Trained predictions of each trajectory.
     trained: Vec<u32>,
-    /// Those that have been added.
+    /// Predictions added so far.
     collected: Vec<u32>,
     /// `[R, C]`
     sums: Option<Tensor<2>>,
@@ -48,13 +48,13 @@ impl<const C: usize> TrajectorySums<C> {
         &mut self,
         columns: [Tensor<1>; C],
         occurrences: &OccurrenceBatch,
-    ) -> Result<(), ObjectiveInputError> {
+    ) -> Result<(), LossInputError> {
         if occurrences.is_empty() {
             return Ok(());
         }
         let counts = count(&occurrences.host_trajectories);
         for &(trajectory, count) in &counts {
-            // A pack that is collected twice is refused before it has spoiled anything.
+            // A pack collected twice is refused before it changes the sums.
             let trained = self.trained(trajectory)?;
             let collected = self.collected[trajectory as usize] + count;
             if collected > trained {
@@ -76,7 +76,7 @@ impl<const C: usize> TrajectorySums<C> {
     }
 
     /// Checks that all predictions of a trajectory have been added.
-    pub(super) fn check_complete(&self, trajectory: u32) -> Result<(), ObjectiveInputError> {
+    pub(super) fn check_complete(&self, trajectory: u32) -> Result<(), LossInputError> {
         let trained = self.trained(trajectory)?;
         match self.collected[trajectory as usize] {
             collected if collected == trained => Ok(()),
@@ -84,23 +84,22 @@ impl<const C: usize> TrajectorySums<C> {
         }
     }
 
-    fn trained(&self, trajectory: u32) -> Result<u32, ObjectiveInputError> {
+    fn trained(&self, trajectory: u32) -> Result<u32, LossInputError> {
         let trained = self.trained.get(trajectory as usize);
-        trained
-            .copied()
-            .ok_or(ObjectiveInputError::ForeignTrajectory {
-                trajectory,
-                trajectories: self.len(),
-            })
+        trained.copied().ok_or(LossInputError::ForeignTrajectory {
+            trajectory,
+            trajectories: self.len(),
+        })
     }
 
-    /// The sums of a column, `[R]`, if anything was added.
+    /// The sums of a column, `[R]`. `None` before the first pack.
     pub(super) fn column(&self, index: usize) -> Option<Tensor<1>> {
         let sums = self.sums.clone()?;
         Some(sums.slice_dim(1, index..index + 1).squeeze_dim(1))
     }
 
-    /// `[R]` one by the number of trained predictions, at most 1, like `like`.
+    /// `[R]` reciprocals of the numbers of trained predictions, at most 1, with the dtype and
+    /// device of `like`.
     pub(super) fn inverse_lengths(&self, like: &Tensor<1>) -> Tensor<1> {
         let lengths = self
             .trained
@@ -111,15 +110,15 @@ impl<const C: usize> TrajectorySums<C> {
     }
 }
 
-fn incomplete(trajectory: u32, collected: u32, trained: u32) -> ObjectiveInputError {
-    ObjectiveInputError::IncompleteTrajectory {
+fn incomplete(trajectory: u32, collected: u32, trained: u32) -> LossInputError {
+    LossInputError::IncompleteTrajectory {
         trajectory: trajectory as usize,
         collected,
         trained,
     }
 }
 
-/// Each trajectory of a pack, ascending, with the number of its occurrences.
+/// The trajectories of a pack, ascending, with their numbers of occurrences.
 pub(super) fn count(trajectories: &[u32]) -> Vec<(u32, u32)> {
     let mut sorted = trajectories.to_vec();
     sorted.sort_unstable();
@@ -128,7 +127,7 @@ pub(super) fn count(trajectories: &[u32]) -> Vec<(u32, u32)> {
 }
 
 /// Sums of the rows of `values [n, C]` that belong to each of `plan.rows()` groups, in a fixed
-/// order: what the gradient of a gather is.
+/// order: the gradient of a gather.
 pub(super) fn sum_by(values: Tensor<2>, plan: Arc<GatherPlan>) -> Tensor<2> {
     Tensor::from_dispatch(<Dispatch as TreeNnOps>::gather_rows_backward(
         values.into_dispatch(),
@@ -136,18 +135,18 @@ pub(super) fn sum_by(values: Tensor<2>, plan: Arc<GatherPlan>) -> Tensor<2> {
     ))
 }
 
-/// A loss of trajectories that has been reduced to numbers for each of them.
+/// A trajectory loss, reduced to constants per trajectory.
 #[derive(Clone, Debug)]
 pub(super) struct TrajectoryCoefficients {
-    /// `[R]` derivative of the loss by each log-probability of a trajectory.
+    /// `[R]` derivative of the loss with respect to each log-probability of a trajectory.
     pub(super) gradients: Tensor<1>,
-    /// `[R]` part of the loss that is reported at each of its predictions; all add up to the loss.
+    /// `[R]` share of the loss reported at each prediction of a trajectory; they sum to the loss.
     pub(super) values: Tensor<1>,
 }
 
 impl TrajectoryCoefficients {
-    /// The loss of a pack, for each occurrence: its value is the pack's share of the loss of the
-    /// step, its gradient that of the whole.
+    /// The loss of a pack for each occurrence. Its value is the share of the pack in the loss of
+    /// the step, its gradient is that of the whole loss.
     pub(super) fn loss(&self, log_probs: Tensor<1>, occurrences: &OccurrenceBatch) -> Tensor<1> {
         let trajectories = occurrences.trajectories.clone().inner();
         let gather = |column: &Tensor<1>| {
@@ -155,7 +154,7 @@ impl TrajectoryCoefficients {
             column.cast(log_probs.dtype())
         };
         let (gradients, values) = (gather(&self.gradients), gather(&self.values));
-        // The difference is 0: it brings the gradient and not a value.
+        // The difference is 0: it contributes the gradient but no value.
         (log_probs.clone() - log_probs.inner()) * gradients + values
     }
 }

@@ -1,4 +1,4 @@
-//! GSPO: a ratio for each trajectory.
+//! GSPO: one ratio per trajectory.
 
 use std::sync::OnceLock;
 
@@ -9,18 +9,18 @@ use super::columns::Columns;
 use super::metrics::MetricColumns;
 use super::ppo::{check_sampling_cap, sampling_weights};
 use super::trajectory_sums::{TrajectoryCoefficients, TrajectorySums, count};
-use super::{ClipRange, ObjectiveInputError, PolicyMetrics, Regularization};
+use super::{ClipRange, LossInputError, PolicyMetrics, Regularization};
 use burn_tree_nn::TokenLogProbs;
 
 /// Options of [`Gspo`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GspoOptions {
-    /// Range of the ratio of a trajectory. Far smaller than that of tokens: the default is that of
-    /// the paper, 3e-4 and 4e-4.
+    /// Clip range of the ratio of a trajectory, far smaller than that of tokens. The default is
+    /// that of the paper, 3e-4 and 4e-4.
     pub clip: ClipRange,
-    /// As [`super::PpoOptions::sampling_cap`]: the weight of each token.
+    /// As [`super::PpoOptions::sampling_cap`], per token.
     pub sampling_cap: Option<f64>,
-    /// Penalty on the divergence from a reference, and bonus for entropy, for each token.
+    /// KL penalty and entropy bonus, per token.
     pub regularization: Regularization,
 }
 
@@ -49,16 +49,16 @@ impl Default for GspoOptions {
 /// With [`tree_pack::Aggregation::TrajectoryMean`] the weights `w_t` of a trajectory add up to
 /// `1 / R`, as in the paper. Advantages may differ between the tokens of a trajectory.
 ///
-/// A trajectory may be spread over packs. Then a first pass without gradients calls
-/// [`Gspo::collect`] for each pack, and the second [`Gspo::loss`]; the log-probabilities of both
-/// are to be those of the same parameters. Where every trajectory lies in one pack, one pass is
-/// enough: `collect` directly before `loss`, pack by pack.
+/// If a trajectory is in several packs, a first pass without gradients calls [`Gspo::collect`] for
+/// each pack, and the second pass calls [`Gspo::loss`]; both need log-probabilities of the same
+/// parameters. If every trajectory is in one pack, one pass is enough: `collect` directly before
+/// `loss`, pack by pack.
 ///
 /// # Example
 /// ```
 /// use burn::tensor::{Device, Tensor};
 /// use burn_tree_nn::TokenLogProbs;
-/// use burn_tree_train::objectives::{Gspo, GspoOptions};
+/// use burn_tree_train::losses::{Gspo, GspoOptions};
 /// use tree_pack::{
 ///     Advantage, Aggregation, PackOptions, Trajectory, TreeBatch, build_forests, pack_step,
 /// };
@@ -79,13 +79,13 @@ impl Default for GspoOptions {
 /// let mut loss = 0.0;
 /// for pack in &step.packs {
 ///     let batch = TreeBatch::new(std::slice::from_ref(pack), &Device::flex());
-///     // As the model would predict them; the token that both share is predicted for each.
+/// Log-probabilities as a model would predict them; the shared token is predicted for each.
 ///     let log_probs = Tensor::<1>::from_floats([-0.5, -0.5, -0.7, -0.7], &Device::flex());
 ///     let head = TokenLogProbs::new(log_probs, None);
 ///     gspo.collect(&head, &batch.occurrences);
 ///     loss += gspo.loss(head, &batch.occurrences).0.into_scalar::<f64>();
 /// }
-/// // The policy is still the old one: both ratios are 1.
+/// The policy is still the old one, so both ratios are 1.
 /// assert_eq!(loss, 0.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -93,7 +93,7 @@ impl Default for GspoOptions {
 pub struct Gspo {
     options: GspoOptions,
     sums: TrajectorySums<3>,
-    /// Of the sums as they are, with the ratio `[R]` of each trajectory.
+    /// The derivatives for the current sums, with the ratio `[R]` of each trajectory.
     coefficients: OnceLock<(TrajectoryCoefficients, Tensor<1>)>,
 }
 
@@ -105,17 +105,17 @@ const GAIN: usize = 1;
 const LOSS: usize = 2;
 
 impl Gspo {
-    /// How steps are to be packed: nothing is merged.
+    /// The loss form that steps must be packed for: nothing is merged.
     pub const LOSS_FORM: LossForm = LossForm::PerTrajectory;
 
-    /// For a step of these trajectories ([`tree_pack::PackedStep::trajectories`]).
+    /// GSPO for a step of these trajectories ([`tree_pack::PackedStep::trajectories`]).
     ///
     /// # Errors
-    /// [`ObjectiveInputError::Option`] if an option is out of range.
+    /// [`LossInputError::Option`] if an option is out of range.
     pub fn new(
         trajectories: &[StepTrajectory],
         options: GspoOptions,
-    ) -> Result<Self, ObjectiveInputError> {
+    ) -> Result<Self, LossInputError> {
         options.clip.check()?;
         check_sampling_cap(options.sampling_cap)?;
         options.regularization.check()?;
@@ -126,11 +126,11 @@ impl Gspo {
         })
     }
 
-    /// Takes the log-probabilities of a pack into the sums of its trajectories; their
-    /// gradient, if any, is not used. Does not wait for the device.
+    /// Adds the log-probabilities of a pack to the sums of its trajectories, without gradient. Does
+    /// not wait for the device.
     ///
     /// # Panics
-    /// With the text of [`ObjectiveInputError`] where [`Gspo::try_collect`] returns one.
+    /// With the text of [`LossInputError`] where [`Gspo::try_collect`] returns one.
     pub fn collect(&mut self, output: &TokenLogProbs, occurrences: &OccurrenceBatch) {
         self.try_collect(output, occurrences)
             .unwrap_or_else(|error| panic!("Gspo::collect: {error}"));
@@ -139,13 +139,13 @@ impl Gspo {
     /// [`Gspo::collect`] that returns an error if the arguments do not fit together.
     ///
     /// # Errors
-    /// [`ObjectiveInputError`]: a column that is missing or of another length, a pack of another
-    /// step, or one that has been collected before.
+    /// [`LossInputError`]: a column that is missing or has another length, a pack of another step,
+    /// or a pack collected twice.
     pub fn try_collect(
         &mut self,
         output: &TokenLogProbs,
         occurrences: &OccurrenceBatch,
-    ) -> Result<(), ObjectiveInputError> {
+    ) -> Result<(), LossInputError> {
         let columns = Columns::new(output, occurrences, Self::LOSS_FORM)?;
         if occurrences.is_empty() {
             return Ok(());
@@ -163,11 +163,11 @@ impl Gspo {
         self.sums.add([log_ratio, gain, loss], occurrences)
     }
 
-    /// The pack's part of the loss `[1]`, and its metrics; ratios and clipped shares are those of
-    /// the predictions' trajectories.
+    /// The contribution of the pack to the loss `[1]`, and its metrics. Ratios and clip fractions
+    /// are those of the trajectories, counted per prediction.
     ///
     /// # Panics
-    /// With the text of [`ObjectiveInputError`] where [`Gspo::try_loss`] returns one.
+    /// With the text of [`LossInputError`] where [`Gspo::try_loss`] returns one.
     pub fn loss(
         &self,
         head: TokenLogProbs,
@@ -180,12 +180,12 @@ impl Gspo {
     /// [`Gspo::loss`] that returns an error if the arguments do not fit together.
     ///
     /// # Errors
-    /// [`ObjectiveInputError`], among others if a trajectory of the pack is not complete.
+    /// [`LossInputError`], for example if a trajectory of the pack is incomplete.
     pub fn try_loss(
         &self,
         head: TokenLogProbs,
         occurrences: &OccurrenceBatch,
-    ) -> Result<(Tensor<1>, PolicyMetrics), ObjectiveInputError> {
+    ) -> Result<(Tensor<1>, PolicyMetrics), LossInputError> {
         let columns = Columns::new(&head, occurrences, Self::LOSS_FORM)?;
         let weights = columns.weights()?;
         if occurrences.is_empty() {
@@ -225,8 +225,8 @@ impl Gspo {
         Ok((loss, PolicyMetrics::new(metrics, &terms)))
     }
 
-    /// The coefficients and the ratio `[R]` of each trajectory; those that are not complete are
-    /// not used.
+    /// The coefficients and the ratio `[R]` of each trajectory; those of incomplete trajectories
+    /// are not used.
     fn new_coefficients(&self) -> (TrajectoryCoefficients, Tensor<1>) {
         let column = |index| self.sums.column(index).expect("predictions are complete");
         let (gain, loss) = (column(GAIN), column(LOSS));
@@ -235,7 +235,7 @@ impl Gspo {
         let ClipRange { low, high } = self.options.clip;
         let rises = ratio.clone().lower_equal_scalar(1.0 + high);
         let falls = ratio.clone().greater_equal_scalar(1.0 - low);
-        // A ratio that overflows times no advantage is not a number.
+        // An infinite ratio times an advantage of 0 would be NaN.
         let product = |factor: &Tensor<1>, ratio: Tensor<1>| {
             let none = factor.clone().equal_scalar(0.0);
             (factor.clone() * ratio).mask_fill(none, 0.0)

@@ -1,4 +1,4 @@
-//! Direct preference optimization: pairs of trajectories.
+//! Direct preference optimization on pairs of trajectories.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use burn::tensor::{Int, Tensor, TensorData, activation};
 use tree_pack::{LossForm, OccurrenceBatch, PreferencePair, StepTrajectory};
 
-use super::ObjectiveInputError;
+use super::LossInputError;
 use super::columns::{Columns, check_option};
 use super::trajectory_sums::{TrajectoryCoefficients, TrajectorySums, count, sum_by};
 use burn_tree_nn::{GatherPlan, TokenLogProbs};
@@ -19,7 +19,7 @@ pub enum PreferenceLoss {
     /// ([arXiv:2305.18290](https://arxiv.org/abs/2305.18290)), with label smoothing `e`
     /// ([conservative DPO](https://ericmitchell.ai/cdpo.pdf)).
     Sigmoid {
-        /// The share of preferences taken to be wrong, `e`: 0 to 0.5.
+        /// The assumed share of wrong preferences, `e`: 0 to 0.5.
         label_smoothing: f64,
     },
     /// `(m - 1 / (2 beta))^2`: IPO ([arXiv:2310.12036](https://arxiv.org/abs/2310.12036)).
@@ -29,7 +29,7 @@ pub enum PreferenceLoss {
 /// Options of [`Dpo`]. The default is DPO with `beta = 0.1` without label smoothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DpoOptions {
-    /// Strength of the tie to the reference policy; more than 0.
+    /// Strength of the penalty on deviations from the reference policy; more than 0.
     pub beta: f64,
     /// The loss of a pair.
     pub loss: PreferenceLoss,
@@ -46,26 +46,26 @@ impl Default for DpoOptions {
     }
 }
 
-/// Direct preference optimization for one optimizer step: the mean of the [`PreferenceLoss`] of
+/// Direct preference optimization for one optimizer step: the mean of the [`PreferenceLoss`] over
 /// its pairs.
 ///
-/// The two trajectories of a pair may share a prefix of any length, even all of the shorter one,
-/// or be in different trees, and a trajectory may be in several pairs. The weights of the
-/// occurrences are not used. Tokens trained in both trajectories of a pair cancel out.
+/// The trajectories of a pair may share a prefix of any length, or be in different trees, and a
+/// trajectory may be in several pairs. The weights of the occurrences are not used. Tokens trained
+/// in both trajectories of a pair cancel out.
 ///
-/// A pair may be spread over packs. Then a first pass without gradients calls [`Dpo::collect`] for
-/// each pack, and the second [`Dpo::loss`]; the log-probabilities of both are to be those of the
-/// same parameters. Where every pair lies in one pack, one pass is enough: `collect` directly
-/// before `loss`, pack by pack.
+/// If the trajectories of a pair are in different packs, a first pass without gradients calls
+/// [`Dpo::collect`] for each pack, and the second pass calls [`Dpo::loss`]; both need
+/// log-probabilities of the same parameters. If every pair is in one pack, one pass is enough:
+/// `collect` directly before `loss`, pack by pack.
 ///
-/// When ranks share a step, both trajectories of a pair must be on one rank: those of one tree
+/// With several ranks, both trajectories of a pair must be on one rank, as trajectories of one tree
 /// always are.
 ///
 /// # Example
 /// ```
 /// use burn::tensor::{Device, Tensor};
 /// use burn_tree_nn::TokenLogProbs;
-/// use burn_tree_train::objectives::{Dpo, DpoOptions};
+/// use burn_tree_train::losses::{Dpo, DpoOptions};
 /// use tree_pack::{
 ///     PackOptions, PreferencePair, Trajectory, TreeBatch, build_forests, pack_step,
 /// };
@@ -82,7 +82,7 @@ impl Default for DpoOptions {
 /// let mut loss = 0.0;
 /// for pack in &step.packs {
 ///     let batch = TreeBatch::new(std::slice::from_ref(pack), &Device::flex());
-///     // As the model would predict them: the margin is 2.
+/// Log-probabilities as a model would predict them: the margin is 2.
 ///     let log_probs = Tensor::<1>::from_floats([-0.2, -2.2], &Device::flex());
 ///     let head = TokenLogProbs::new(log_probs, None);
 ///     dpo.collect(&head, &batch.occurrences);
@@ -96,17 +96,17 @@ impl Default for DpoOptions {
 pub struct Dpo {
     options: DpoOptions,
     sums: TrajectorySums<1>,
-    /// For each pair the index in the step of the preferred trajectory.
+    /// For each pair, the index in the step of the preferred trajectory.
     chosen: Arc<GatherPlan>,
-    /// For each pair the index in the step of the other one.
+    /// For each pair, the index in the step of the rejected trajectory.
     rejected: Arc<GatherPlan>,
-    /// For each trajectory those it is compared with.
+    /// For each trajectory, those it is paired with.
     partners: Vec<Vec<u32>>,
-    /// Of the sums as they are.
+    /// The derivatives for the current sums.
     coefficients: OnceLock<TrajectoryCoefficients>,
 }
 
-/// What a step of DPO tells: averages over its pairs.
+/// Averages over the pairs of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DpoStatistics {
     /// Number of pairs.
@@ -119,25 +119,25 @@ pub struct DpoStatistics {
     pub reward_margin: f64,
     /// Mean implicit reward of the preferred trajectories, `beta S`.
     pub chosen_reward: f64,
-    /// Mean implicit reward of the others.
+    /// Mean implicit reward of the rejected trajectories.
     pub rejected_reward: f64,
 }
 
 impl Dpo {
-    /// How steps are to be packed: nothing is merged.
+    /// The loss form that steps must be packed for: nothing is merged.
     pub const LOSS_FORM: LossForm = LossForm::PerTrajectory;
 
-    /// For a step of these trajectories ([`tree_pack::PackedStep::trajectories`]). Pairs of which
-    /// neither trajectory is in the step belong to others and are left out.
+    /// DPO for a step of these trajectories ([`tree_pack::PackedStep::trajectories`]). Pairs
+    /// without a trajectory in the step are ignored.
     ///
     /// # Errors
-    /// [`ObjectiveInputError`]: an option out of range, no pair, a pair of which only one is in the
-    /// step, that compares a trajectory with itself, or has no trained token.
+    /// [`LossInputError`]: an option out of range, no pair, a pair with only one trajectory in the
+    /// step, with twice the same trajectory, or without a trained token.
     pub fn new(
         trajectories: &[StepTrajectory],
         pairs: &[PreferencePair],
         options: DpoOptions,
-    ) -> Result<Self, ObjectiveInputError> {
+    ) -> Result<Self, LossInputError> {
         check_option(
             "beta",
             options.beta,
@@ -155,7 +155,7 @@ impl Dpo {
         let (mut chosen_numbers, mut rejected_numbers) = (Vec::new(), Vec::new());
         let mut partners = vec![Vec::new(); trajectories.len()];
         for &PreferencePair { chosen, rejected } in pairs {
-            let problem = |problem| ObjectiveInputError::Pair {
+            let problem = |problem| LossInputError::Pair {
                 chosen,
                 rejected,
                 problem,
@@ -163,10 +163,10 @@ impl Dpo {
             let (first, second) = match (numbers.get(&chosen), numbers.get(&rejected)) {
                 (Some(&first), Some(&second)) => (first, second),
                 (None, None) => continue,
-                _ => return Err(ObjectiveInputError::PairOutsideStep { chosen, rejected }),
+                _ => return Err(LossInputError::PairOutsideStep { chosen, rejected }),
             };
             if first == second {
-                return Err(problem("a trajectory is not compared with itself"));
+                return Err(problem("both trajectories are the same"));
             }
             for number in [first, second] {
                 if trajectories[number as usize].trained_tokens == 0 {
@@ -179,7 +179,7 @@ impl Dpo {
             partners[second as usize].push(first);
         }
         if chosen_numbers.is_empty() {
-            return Err(ObjectiveInputError::NoPairs);
+            return Err(LossInputError::NoPairs);
         }
         let plan = |numbers| {
             let plan = GatherPlan::new(numbers, trajectories.len());
@@ -200,11 +200,11 @@ impl Dpo {
         self.chosen.indices().len()
     }
 
-    /// Takes the log-probabilities of a pack into the sums of its trajectories; their
-    /// gradient, if any, is not used. Does not wait for the device.
+    /// Adds the log-probabilities of a pack to the sums of its trajectories, without gradient. Does
+    /// not wait for the device.
     ///
     /// # Panics
-    /// With the text of [`ObjectiveInputError`] where [`Dpo::try_collect`] returns one.
+    /// With the text of [`LossInputError`] where [`Dpo::try_collect`] returns one.
     pub fn collect(&mut self, output: &TokenLogProbs, occurrences: &OccurrenceBatch) {
         self.try_collect(output, occurrences)
             .unwrap_or_else(|error| panic!("Dpo::collect: {error}"));
@@ -212,14 +212,13 @@ impl Dpo {
 
     /// [`Dpo::collect`] that returns an error if the arguments do not fit together.
     ///
-    /// # Errors
-    /// [`ObjectiveInputError`]: a column that is missing or of another length, a pack of another
-    /// step, or one that has been collected before.
+    /// [`LossInputError`]: a column that is missing or has another length, a pack of another step,
+    /// or a pack collected twice.
     pub fn try_collect(
         &mut self,
         output: &TokenLogProbs,
         occurrences: &OccurrenceBatch,
-    ) -> Result<(), ObjectiveInputError> {
+    ) -> Result<(), LossInputError> {
         let columns = Columns::new(output, occurrences, Self::LOSS_FORM)?;
         if occurrences.is_empty() {
             return Ok(());
@@ -230,10 +229,10 @@ impl Dpo {
             .add([output.log_probs.clone().inner() - reference], occurrences)
     }
 
-    /// The pack's part of the loss, `[1]`.
+    /// The contribution of the pack to the loss, `[1]`.
     ///
     /// # Panics
-    /// With the text of [`ObjectiveInputError`] where [`Dpo::try_loss`] returns one.
+    /// With the text of [`LossInputError`] where [`Dpo::try_loss`] returns one.
     pub fn loss(&self, head: TokenLogProbs, occurrences: &OccurrenceBatch) -> Tensor<1> {
         self.try_loss(head, occurrences)
             .unwrap_or_else(|error| panic!("Dpo::loss: {error}"))
@@ -242,13 +241,13 @@ impl Dpo {
     /// [`Dpo::loss`] that returns an error if the arguments do not fit together.
     ///
     /// # Errors
-    /// [`ObjectiveInputError`], among others if a trajectory that is compared with one of the pack
-    /// is not complete.
+    /// [`LossInputError`], for example if a trajectory that is paired with one of the pack is
+    /// incomplete.
     pub fn try_loss(
         &self,
         head: TokenLogProbs,
         occurrences: &OccurrenceBatch,
-    ) -> Result<Tensor<1>, ObjectiveInputError> {
+    ) -> Result<Tensor<1>, LossInputError> {
         Columns::new(&head, occurrences, Self::LOSS_FORM)?;
         if occurrences.is_empty() {
             return Ok(head.log_probs.sum());
@@ -256,7 +255,7 @@ impl Dpo {
         let mut has_pairs = false;
         for (trajectory, _) in count(&occurrences.host_trajectories) {
             let partners = self.partners.get(trajectory as usize).map(Vec::as_slice);
-            // Of trajectories in no pair nothing has to be known.
+            // Trajectories in no pair need not be complete.
             for &partner in partners.unwrap_or_default() {
                 has_pairs = true;
                 self.sums.check_complete(trajectory)?;
@@ -270,11 +269,11 @@ impl Dpo {
         Ok(coefficients.loss(head.log_probs, occurrences).sum())
     }
 
-    /// Waits for the device, in one transfer.
+    /// The statistics of the step. Waits for the device, in one transfer.
     ///
     /// # Errors
-    /// [`ObjectiveInputError::IncompleteTrajectory`] before all packs with pairs are collected.
-    pub fn statistics(&self) -> Result<DpoStatistics, ObjectiveInputError> {
+    /// [`LossInputError::IncompleteTrajectory`] if packs with pairs have not been collected.
+    pub fn statistics(&self) -> Result<DpoStatistics, LossInputError> {
         for plan in [&self.chosen, &self.rejected] {
             for &trajectory in plan.indices() {
                 self.sums.check_complete(trajectory)?;
@@ -299,7 +298,7 @@ impl Dpo {
         })
     }
 
-    /// `[P]` the sums of the preferred trajectory of each pair, and of the other one.
+    /// `[P]` sums of the preferred and of the rejected trajectory of each pair.
     fn pair_sums(&self) -> (Tensor<1>, Tensor<1>) {
         let sums = self.sums.column(0).expect("predictions are complete");
         let select = |plan: &GatherPlan| {
@@ -312,7 +311,7 @@ impl Dpo {
         (select(&self.chosen), select(&self.rejected))
     }
 
-    /// The loss of each pair `[P]` and its derivative by the margin.
+    /// The loss of each pair `[P]` and its derivative with respect to the margin.
     fn pair_losses(&self, margins: Tensor<1>) -> (Tensor<1>, Tensor<1>) {
         let beta = self.options.beta;
         match self.options.loss {
@@ -345,7 +344,7 @@ impl Dpo {
                 .squeeze_dim(1)
         };
         let gradients = column(of_chosen.clone() - of_rejected.clone(), 0);
-        // Each of the two reports half of the loss of their pair.
+        // Each trajectory reports half of the loss of the pair.
         let losses = column((of_chosen + of_rejected) * 0.5, 1);
         let inverse_lengths = self.sums.inverse_lengths(&losses);
         TrajectoryCoefficients {

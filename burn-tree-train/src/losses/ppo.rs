@@ -1,11 +1,11 @@
-//! The clipped surrogate of PPO and GRPO: a ratio for each token.
+//! The clipped surrogate of PPO and GRPO: one ratio per token.
 
 use burn::tensor::{Bool, Tensor};
 use tree_pack::{LossForm, OccurrenceBatch};
 
 use super::columns::{Columns, check_option};
 use super::metrics::{MetricColumns, SamplingWeights};
-use super::{ObjectiveInputError, PolicyMetrics, Regularization};
+use super::{LossInputError, PolicyMetrics, Regularization};
 use burn_tree_nn::TokenLogProbs;
 
 /// The ratio is clipped to `1 - low ..= 1 + high`.
@@ -13,7 +13,8 @@ use burn_tree_nn::TokenLogProbs;
 pub struct ClipRange {
     /// From 0 to 1.
     pub low: f64,
-    /// At least 0. Larger than `low` in DAPO ([arXiv:2503.14476](https://arxiv.org/abs/2503.14476)).
+    /// At least 0. Larger than `low` in DAPO
+    /// ([arXiv:2503.14476](https://arxiv.org/abs/2503.14476)).
     pub high: f64,
 }
 
@@ -26,7 +27,7 @@ impl ClipRange {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), ObjectiveInputError> {
+    pub(super) fn check(&self) -> Result<(), LossInputError> {
         let Self { low, high } = *self;
         check_option("clip.low", low, (0.0..=1.0).contains(&low), "0 to 1")?;
         check_option(
@@ -37,7 +38,8 @@ impl ClipRange {
         )
     }
 
-    /// Where a ratio has left the range on the side that its advantage pushes to: (low, high).
+    /// Where the clip has removed the gradient: below the range with a negative advantage, and
+    /// above it with a positive one.
     pub(super) fn clipped(
         &self,
         ratio: &Tensor<1>,
@@ -58,31 +60,31 @@ impl Default for ClipRange {
     }
 }
 
-/// Options of [`ppo_loss`]. The default is a symmetric clip at 0.2 and nothing else.
+/// Options of [`ppo_loss`]. The default is a symmetric clip at 0.2 without regularisation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PpoOptions {
-    /// Range of the ratio.
+    /// Clip range of the ratio.
     pub clip: ClipRange,
-    /// Bound `c > 1` of the ratio of predictions with a negative advantage, beyond which they have
-    /// no gradient, either (dual-clip PPO, [arXiv:1912.09729](https://arxiv.org/abs/1912.09729)).
+    /// Upper bound `c > 1` of the ratio of predictions with a negative advantage, above which they
+    /// have no gradient (dual-clip PPO, [arXiv:1912.09729](https://arxiv.org/abs/1912.09729)).
     pub dual_clip: Option<f64>,
-    /// Corrects for the inference engine, whose probabilities are not quite those of the trainer:
-    /// the surrogate is multiplied by `min(exp(old_log_prob - sampling_log_prob), cap)`, a constant
-    /// (truncated importance sampling). Needs sampling log-probabilities.
+    /// Truncated importance sampling: corrects for differences between the probabilities of the
+    /// inference engine and the trainer. The surrogate is multiplied by the constant
+    /// `min(exp(old_log_prob - sampling_log_prob), cap)`. Needs sampling log-probabilities.
     pub sampling_cap: Option<f64>,
-    /// Penalty on the divergence from a reference, and bonus for entropy.
+    /// KL penalty and entropy bonus.
     pub regularization: Regularization,
 }
 
 impl PpoOptions {
-    /// How steps are to be packed: merged only where all inputs agree.
+    /// The loss form that steps must be packed for: merged where all inputs agree.
     pub const LOSS_FORM: LossForm = LossForm::PerToken;
 
-    /// Checks that every option is in its range, as [`try_ppo_loss`] does.
+    /// Checks that every option is in range.
     ///
     /// # Errors
-    /// [`ObjectiveInputError::Option`]
-    pub fn check(&self) -> Result<(), ObjectiveInputError> {
+    /// [`LossInputError::Option`]
+    pub fn check(&self) -> Result<(), LossInputError> {
         self.clip.check()?;
         if let Some(bound) = self.dual_clip {
             check_option("dual_clip", bound, bound > 1.0, "a finite number above 1")?;
@@ -92,38 +94,39 @@ impl PpoOptions {
     }
 }
 
-/// The clipped surrogate for each token, `[1]`, and its metrics: with `r = exp(log_prob -
-/// old_log_prob)` and the advantage `A` of each occurrence of weight `w`,
+/// The clipped surrogate per token, `[1]`, and its metrics. With `r = exp(log_prob -
+/// old_log_prob)`, the advantage `A` and the weight `w` of each occurrence, it is
 ///
 /// ```text
-/// sum w (s * -min(r A, clip(r, 1 - low, 1 + high) A) + kl_coefficient * kl - entropy_coefficient * H)
+/// sum w (s * -min(r A, clip(r, 1 - low, 1 + high) A)
+///        + kl_coefficient * kl - entropy_coefficient * H)
 /// ```
 ///
-/// and `-c A` instead of the minimum where `A < 0` and `r > c`, the dual clip; `s` is 1, or the
+/// With the dual clip, `-c A` replaces the minimum where `A < 0` and `r > c`. `s` is 1, or the
 /// weight of the importance correction. PPO ([arXiv:1707.06347](https://arxiv.org/abs/1707.06347)),
 /// GRPO ([arXiv:2402.03300](https://arxiv.org/abs/2402.03300)).
 ///
 /// The weights contain the aggregation with the denominator of the whole optimizer step, so the
-/// losses of its packs add up. Each occurrence has its own advantage, log-probabilities and weight;
-/// occurrences that were merged had equal ones.
+/// losses of its packs are summed. Each occurrence has its own advantage, log-probabilities and
+/// weight; merged occurrences had equal ones.
 ///
-/// `head` has log-probabilities `[n]` in f32 or f64, in which everything is computed; the columns
-/// of `occurrences` are constants.
+/// The dtype of the log-probabilities `[n]` of `head`, f32 or f64, is that of the computation. The
+/// columns of `occurrences` are constants.
 ///
 /// # Panics
 ///
-/// With the text of [`ObjectiveInputError`] where [`try_ppo_loss`] returns one.
+/// With the text of [`LossInputError`] where [`try_ppo_loss`] returns one.
 ///
 /// # Example
 /// ```
 /// use burn::tensor::{Device, Tensor};
 /// use burn_tree_nn::TokenLogProbs;
-/// use burn_tree_train::objectives::{PpoOptions, ppo_loss};
+/// use burn_tree_train::losses::{PpoOptions, ppo_loss};
 /// use tree_pack::{
 ///     Advantage, PackOptions, Trajectory, TreeBatch, build_forests, pack_step,
 /// };
 ///
-/// // Two samples of one prompt, one better than the other.
+/// Two samples of one prompt with opposite advantages.
 /// let trajectories = [(3, 1.0), (4, -1.0)].map(|(token, advantage)| Trajectory {
 ///     advantage: Some(Advantage::Trajectory(advantage)),
 ///     old_log_probs: Some(vec![0.0, -0.7]),
@@ -137,7 +140,7 @@ impl PpoOptions {
 /// let step = pack_step(&trajectories, &forests, &options)?;
 /// let batch = TreeBatch::new(&step.packs, &Device::flex());
 ///
-/// // As the model would predict them: the first token has become more likely than e^0.2.
+/// Log-probabilities as a model would predict them: the first ratio exceeds the clip range.
 /// let log_probs = Tensor::<1>::from_floats([-0.3, -0.9], &Device::flex());
 /// let head = TokenLogProbs::new(log_probs, None);
 /// let (loss, metrics) = ppo_loss(head, &batch.occurrences, &PpoOptions::default());
@@ -157,12 +160,12 @@ pub fn ppo_loss(
 /// [`ppo_loss`] that returns an error if the arguments do not fit together.
 ///
 /// # Errors
-/// [`ObjectiveInputError`]: an option out of range, a column that is missing or of another length.
+/// [`LossInputError`]: an option out of range, or a column that is missing or has another length.
 pub fn try_ppo_loss(
     head: TokenLogProbs,
     occurrences: &OccurrenceBatch,
     options: &PpoOptions,
-) -> Result<(Tensor<1>, PolicyMetrics), ObjectiveInputError> {
+) -> Result<(Tensor<1>, PolicyMetrics), LossInputError> {
     options.check()?;
     let columns = Columns::new(&head, occurrences, PpoOptions::LOSS_FORM)?;
     let weights = columns.weights()?;
@@ -190,8 +193,8 @@ pub fn try_ppo_loss(
         bound = bound.mask_fill(mask.clone(), dual);
         constant = constant.bool_or(mask.clone());
     }
-    // Ratios without effect are replaced before exp, so that one that overflows brings no 0 * inf
-    // into the loss or its gradient.
+    // Ratios without effect are replaced before `exp`, so that an overflow does not cause 0 * inf
+    // in the loss or its gradient.
     let constant = constant.bool_or(advantages.clone().equal_scalar(0.0));
     let surrogate_ratio = log_ratio
         .mask_fill(constant.clone(), 0.0)
@@ -217,7 +220,7 @@ pub fn try_ppo_loss(
     Ok(((value * weights).sum(), PolicyMetrics::new(metrics, &terms)))
 }
 
-pub(super) fn check_sampling_cap(cap: Option<f64>) -> Result<(), ObjectiveInputError> {
+pub(super) fn check_sampling_cap(cap: Option<f64>) -> Result<(), LossInputError> {
     match cap {
         Some(cap) => check_option("sampling_cap", cap, cap > 0.0, "a finite number above 0"),
         None => Ok(()),
@@ -229,7 +232,7 @@ pub(super) fn sampling_weights(
     columns: &Columns,
     old: &Tensor<1>,
     cap: Option<f64>,
-) -> Result<Option<SamplingWeights>, ObjectiveInputError> {
+) -> Result<Option<SamplingWeights>, LossInputError> {
     let Some(cap) = cap else {
         return Ok(None);
     };

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{Device, Tensor};
 use burn_tree_nn::TokenLogProbs;
-use burn_tree_train::objectives::reference::{self, Prediction};
-use burn_tree_train::objectives::{
-    ClipRange, KlEstimator, KlPenalty, ObjectiveInputError, PolicyMetrics, PpoOptions,
-    Regularization, ppo_loss, try_ppo_loss,
+use burn_tree_train::losses::reference::{self, Prediction};
+use burn_tree_train::losses::{
+    ClipRange, KlEstimator, KlPenalty, LossInputError, PolicyMetrics, PpoOptions, Regularization,
+    ppo_loss, try_ppo_loss,
 };
 use proptest::prelude::*;
 use tree_pack::{
@@ -83,7 +83,7 @@ fn packed(
     (loss, gradients, metrics)
 }
 
-/// Whether a prediction is so near to a kink of the loss that differences do not tell its slope.
+/// Whether a prediction is too close to a kink of the loss for finite differences.
 fn near_kink(prediction: &Prediction, options: &PpoOptions) -> bool {
     let bounds = [1.0 - options.clip.low, 1.0 + options.clip.high];
     let bounds = bounds.into_iter().chain(options.dual_clip);
@@ -95,11 +95,11 @@ fn near_kink(prediction: &Prediction, options: &PpoOptions) -> bool {
 proptest! {
     #![proptest_config(proptest_cases(128))]
 
-    /// Loss and gradients are those of the separate trajectories, whichever tokens they share,
-    /// however they are packed, and whatever is merged.
+    /// Loss and gradients equal those of the separate trajectories for any sharing, packing and
+    /// merging.
     ///
-    /// Tolerances: sums of f64 in another order; slopes from differences over 2e-5, whose error is
-    /// of second order.
+    /// Tolerances: sums of f64 in another order, and second-order errors of central differences
+    /// over 2e-5.
     #[test]
     fn packs_have_the_loss_and_gradients_of_separate_trajectories(
         case in cases(),
@@ -144,8 +144,8 @@ proptest! {
         check_close(&entries(entropy_gradients), &entries(expected), 1e-7)?;
     }
 
-    /// Metrics are averages over the original predictions: sharing, packing, merging and the
-    /// weights of the loss change nothing.
+    /// Metrics are averages over the original predictions, independent of sharing, packing, merging
+    /// and the weights of the loss.
     #[test]
     fn metrics_are_averages_over_original_predictions(
         case in cases(),
@@ -223,7 +223,7 @@ fn uniform_head(length: usize, log_prob: f64) -> TokenLogProbs {
     TokenLogProbs::new(log_probs.require_grad(), None)
 }
 
-/// A shared token with different advantages cannot become one prediction of a clipped loss.
+/// Occurrences of a shared token with different advantages cannot be merged in a clipped loss.
 #[test]
 fn merging_what_differs_is_refused() {
     let trajectories = two_samples();
@@ -238,8 +238,8 @@ fn merging_what_differs_is_refused() {
     assert_eq!(separate.unwrap().packs[0].occurrences.len(), 4);
 }
 
-/// A step packed for a loss that is linear was merged without regard to the inputs, even if they
-/// are filled in afterwards.
+/// A step packed for a linear loss was merged independently of the inputs, even if they are set
+/// afterwards.
 #[test]
 fn a_step_packed_for_another_loss_is_refused() {
     for loss in [LossForm::LogLikelihood, LossForm::AdvantageWeighted] {
@@ -256,7 +256,7 @@ fn a_step_packed_for_another_loss_is_refused() {
         let error = try_ppo_loss(head, &batch.occurrences, &PpoOptions::default()).unwrap_err();
         assert_eq!(
             error,
-            ObjectiveInputError::LossForm {
+            LossInputError::LossForm {
                 found: loss,
                 expected: LossForm::PerToken
             }
@@ -354,10 +354,10 @@ fn wrong_arguments_are_named() {
         },
     );
     assert!(
-        text.starts_with("the log-probabilities come without entropy"),
+        text.starts_with("the log-probabilities lack entropy"),
         "{text}"
     );
-    // A value of the entropy without gradient would leave the bonus without effect.
+    // An entropy without gradient would make the bonus ineffective.
     let mut head = uniform_head(4, -1.0);
     head.entropy = Some(head.log_probs.clone().inner());
     let options = PpoOptions {
@@ -367,11 +367,11 @@ fn wrong_arguments_are_named() {
     let text = try_ppo_loss(head, &batch.occurrences, &options)
         .unwrap_err()
         .to_string();
-    assert!(text.contains("without a gradient of the entropy"), "{text}");
+    assert!(text.contains("lack a gradient of the entropy"), "{text}");
 }
 
-/// Ratios that overflow are clipped without leaving NaN in the gradient; without an advantage they
-/// count for nothing.
+/// Ratios that overflow are clipped without NaN in the gradient; without an advantage they have no
+/// effect.
 #[test]
 fn ratios_that_overflow_are_clipped() {
     let mut trajectories = two_samples();
@@ -400,7 +400,7 @@ fn ratios_that_overflow_are_clipped() {
     );
 }
 
-/// Nothing trained: a loss of 0 that can be differentiated, and metrics of nothing.
+/// Without trained tokens: a differentiable loss of 0, and empty metrics.
 #[test]
 fn a_pack_without_predictions_has_no_loss() {
     let mut trajectories = two_samples();
@@ -425,7 +425,7 @@ fn a_pack_without_predictions_has_no_loss() {
     );
 }
 
-/// Metrics that only some packs have would be averages over those.
+/// Metrics that only some packs have would be averages over those packs.
 #[test]
 fn metrics_of_some_packs_only_are_not_reported() {
     let step = step_of(
@@ -448,7 +448,7 @@ fn metrics_of_some_packs_only_are_not_reported() {
     assert_eq!(metrics.read().predictions, 8.0);
 }
 
-/// The reference itself, on numbers worked out by hand.
+/// Checks the reference on values computed by hand.
 #[test]
 fn the_reference_is_the_formula() {
     let prediction = |ratio: f64, advantage: f64| Prediction {

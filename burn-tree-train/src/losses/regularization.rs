@@ -1,9 +1,9 @@
-//! Terms that keep a policy near a reference, or uncertain: one value for each prediction.
+//! KL penalty and entropy bonus, per prediction.
 
 use burn::tensor::Tensor;
 use tree_pack::OccurrenceBatch;
 
-use super::ObjectiveInputError;
+use super::LossInputError;
 use super::columns::{Columns, check_option};
 use burn_tree_nn::TokenLogProbs;
 
@@ -11,15 +11,14 @@ use burn_tree_nn::TokenLogProbs;
 /// ([Schulman 2020](http://joschu.net/blog/kl-approx.html)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KlEstimator {
-    /// `-d`: unbiased, of high variance. As a loss its gradient is 0 in expectation; of use as a
+    /// `-d`: unbiased, with high variance. As a loss its expected gradient is 0; useful as a
     /// metric.
     K1,
-    /// `d^2 / 2`: biased, never negative. Its gradient is in expectation that of the divergence,
-    /// if the samples are those of the policy.
+    /// `d^2 / 2`: biased, never negative. Its expected gradient is that of `KL(policy ||
+    /// reference)` if the samples are from the policy.
     K2,
-    /// `exp(d) - d - 1`: unbiased, never negative; that of GRPO. As a loss its gradient is in
-    /// expectation that of the divergence the other way round, `KL(reference || policy)`, if the
-    /// samples are those of the policy.
+    /// `exp(d) - d - 1`: unbiased, never negative; used by GRPO. As a loss its expected gradient is
+    /// that of the reverse divergence `KL(reference || policy)` if the samples are from the policy.
     #[default]
     K3,
 }
@@ -41,37 +40,38 @@ impl KlEstimator {
     }
 }
 
-/// A penalty on the divergence from the reference policy.
+/// A penalty on the KL divergence from the reference policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KlPenalty {
-    /// Factor of the divergence; at least 0.
+    /// Coefficient of the divergence; at least 0.
     pub coefficient: f64,
-    /// How it is estimated.
+    /// The estimator.
     pub estimator: KlEstimator,
 }
 
 /// `w (kl_coefficient * kl - entropy_coefficient * entropy)` for each prediction of weight `w`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Regularization {
-    /// Penalty on the divergence from the reference policy; needs reference log-probabilities.
+    /// Penalty on the KL divergence from the reference policy. Needs reference log-probabilities.
     pub kl: Option<KlPenalty>,
-    /// Factor of the entropy of the predictions, which is subtracted from the loss; needs
-    /// [`burn_tree_nn::EntropyOutput::Differentiable`] unless it is 0.
+    /// Coefficient of the entropy, which is subtracted from the loss. If not 0, needs
+    /// [`burn_tree_nn::EntropyOutput::Differentiable`].
     pub entropy_coefficient: f64,
 }
 
-/// Each prediction's terms.
+/// The terms of each prediction.
 pub(super) struct RegularizationTerms {
-    /// Sum of both, with their coefficients; nothing if there is neither.
+    /// Sum of both terms with their coefficients; `None` without either.
     pub(super) loss: Option<Tensor<1>>,
-    /// The divergence, without gradient; K3 if there is no penalty but a reference.
+    /// The divergence, without gradient; K3 if there are reference log-probabilities but no
+    /// penalty.
     pub(super) kl: Option<Tensor<1>>,
     /// The entropy, without gradient.
     pub(super) entropy: Option<Tensor<1>>,
 }
 
 impl Regularization {
-    pub(super) fn check(&self) -> Result<(), ObjectiveInputError> {
+    pub(super) fn check(&self) -> Result<(), LossInputError> {
         if let Some(KlPenalty { coefficient, .. }) = self.kl {
             check_option(
                 "kl.coefficient",
@@ -89,7 +89,7 @@ impl Regularization {
         head: &TokenLogProbs,
         occurrences: &OccurrenceBatch,
         columns: &Columns,
-    ) -> Result<RegularizationTerms, ObjectiveInputError> {
+    ) -> Result<RegularizationTerms, LossInputError> {
         let mut loss: Option<Tensor<1>> = None;
         let kl = match self.kl {
             Some(KlPenalty {
@@ -111,12 +111,12 @@ impl Regularization {
         };
         let entropy = head.entropy.as_ref();
         if self.entropy_coefficient != 0.0 {
-            let entropy = entropy.ok_or(ObjectiveInputError::MissingEntropy {
+            let entropy = entropy.ok_or(LossInputError::MissingEntropy {
                 what: "entropy, which entropy_coefficient needs",
                 setting: "Differentiable",
             })?;
             if head.log_probs.is_tracked() && !entropy.is_tracked() {
-                return Err(ObjectiveInputError::MissingEntropy {
+                return Err(LossInputError::MissingEntropy {
                     what: "a gradient of the entropy, which entropy_coefficient needs",
                     setting: "Differentiable",
                 });

@@ -1,16 +1,16 @@
-//! Averages over original predictions, collected without waiting for the device.
+//! Averages over original predictions, accumulated without waiting for the device.
 
 use burn::tensor::{Bool, Tensor};
 
 use super::regularization::RegularizationTerms;
 
-/// Sums in a part, followed by the largest ratio.
+/// Number of sums, which the largest ratio follows.
 const SUMS: usize = 11;
 
-/// Sums over the original predictions of any number of packs, on the device: a merged occurrence
-/// counts as often as there were predictions, whatever the weights of the loss.
+/// Sums over the original predictions of any number of packs, on the device. A merged occurrence
+/// counts with its multiplicity, independent of the weights of the loss.
 ///
-/// [`PolicyMetrics::read`] is the first that waits for the device.
+/// Only [`PolicyMetrics::read`] waits for the device.
 #[derive(Clone, Debug, Default)]
 pub struct PolicyMetrics {
     parts: Vec<Part>,
@@ -26,33 +26,35 @@ struct Part {
     has_sampling: bool,
 }
 
-/// What [`PolicyMetrics`] tell: averages over original predictions.
+/// Averages over original predictions, read from [`PolicyMetrics`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PolicyStatistics {
-    /// Number of original predictions. If 0, the averages are 0.
+    /// Number of original predictions. The averages are 0 without any.
     pub predictions: f64,
     /// Mean advantage.
     pub advantage: f64,
-    /// Mean probability ratio of the policy to that before the updates; GSPO's is the trajectory's.
+    /// Mean ratio of the probabilities under the policy and the old policy; that of the trajectory
+    /// in GSPO.
     pub ratio: f64,
     /// Largest ratio.
     pub ratio_max: f64,
-    /// Share with a negative advantage and a ratio below the lower bound, hence without gradient.
+    /// Share of predictions with a negative advantage and a ratio below the lower bound, which have
+    /// no gradient.
     pub clip_fraction_low: f64,
-    /// Share with a positive advantage and a ratio above the upper bound, hence without gradient.
+    /// Share of predictions with a positive advantage and a ratio above the upper bound, which have
+    /// no gradient.
     pub clip_fraction_high: f64,
-    /// Share with a negative advantage and a ratio above the bound of the dual clip.
+    /// Share of predictions with a negative advantage and a ratio above the bound of the dual clip.
     pub dual_clip_fraction: f64,
-    /// Estimate of the divergence from the policy before the updates, `ratio - 1 - ln ratio` of the
-    /// tokens.
+    /// Estimate of the KL divergence from the old policy, `ratio - 1 - ln ratio` per token.
     pub old_kl: f64,
-    /// Estimate of the divergence from the reference policy: that of the penalty, or K3.
+    /// Estimate of the KL divergence from the reference policy: that of the penalty, or K3.
     pub ref_kl: Option<f64>,
     /// Mean entropy in nats, if it was computed.
     pub entropy: Option<f64>,
-    /// Mean truncated weight of the importance correction, if there is one.
+    /// Mean truncated importance weight, if there is an importance correction.
     pub sampling_weight: Option<f64>,
-    /// Share whose weight was truncated, if there is an importance correction.
+    /// Share of truncated importance weights, if there is an importance correction.
     pub sampling_truncated: Option<f64>,
 }
 
@@ -69,7 +71,7 @@ pub(super) struct MetricColumns {
     pub(super) sampling: Option<SamplingWeights>,
 }
 
-/// The importance correction of each prediction.
+/// The importance weight of each prediction.
 #[derive(Clone)]
 pub(super) struct SamplingWeights {
     pub(super) weights: Tensor<1>,
@@ -120,7 +122,7 @@ impl PolicyMetrics {
         self.parts.extend(other.parts);
     }
 
-    /// Waits for the device and averages, in one transfer.
+    /// Waits for the device and reads the averages, in one transfer.
     pub fn read(&self) -> PolicyStatistics {
         let mut sums = [0.0; SUMS];
         let mut ratio_max = 0.0f64;
@@ -132,7 +134,7 @@ impl PolicyMetrics {
                 for (sum, value) in sums.iter_mut().zip(part) {
                     *sum += value;
                 }
-                // Not f64::max, which would hide a ratio that is not a number.
+                // f64::max would hide a NaN.
                 let largest = part[SUMS];
                 if largest.is_nan() || largest > ratio_max {
                     ratio_max = largest;
@@ -144,7 +146,7 @@ impl PolicyMetrics {
             0.0 => 0.0,
             _ => sums[index] / predictions,
         };
-        // An average over some of the packs would pass for that of all.
+        // An average over a subset of the packs must not be reported as that of all.
         let all_have = |has: fn(&Part) -> bool| {
             let in_all = !self.parts.is_empty() && self.parts.iter().all(has);
             move |value: f64| in_all.then_some(value)
