@@ -51,13 +51,15 @@ pub(crate) fn copy_tile(
     #[comptime] head_dim: usize,
 ) {
     let to = stage + comptime!(half * (TILE_ROWS * 128) as u32);
+    let copy = comptime!(PanelCopy {
+        rows: TILE_ROWS,
+        tile_rows: STAGE_ROWS,
+        head_dim,
+        units: COPYING,
+    });
     if entry & 1 == 1 {
-        copy_panel_rows(
-            from, to, unit, valid, TILE_ROWS, STAGE_ROWS, head_dim, COPYING, true,
-        );
+        copy_panel_rows(from, to, unit, valid, copy, true);
     } else {
-        copy_panel_rows(
-            from, to, unit, valid, TILE_ROWS, STAGE_ROWS, head_dim, COPYING, false,
-        );
+        copy_panel_rows(from, to, unit, valid, copy, false);
     }
 }
