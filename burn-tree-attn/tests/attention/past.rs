@@ -8,8 +8,8 @@ use burn_tree_attn::{
 
 use crate::support::{Case, Forest, Row, computes_in, device, random};
 
-/// Bits of the output, and of the gradients of query, past key, past value, key and value where they
-/// are tracked. Without autodiff if nothing is.
+/// Bits of the output, and of the gradients of query, past key, past value, key and value where
+/// they are tracked. Without autodiff if nothing is.
 fn run_with_past(
     case: &Case,
     join_before: bool,

@@ -6,8 +6,8 @@ use burn_tree_attn::{Implementation, TreeAttentionOptions, TreeMask, try_tree_at
 use super::{available, bits};
 use crate::support::{Forest, device};
 
-/// More than 2^31 elements: the last trees give the same as alone. Needs some 30 GB of device memory:
-/// `cargo test --release --test implementations -- --ignored`.
+/// More than 2^31 elements: the last trees give the same as alone. Needs some 30 GB of device
+/// memory: `cargo test --release --test implementations -- --ignored`.
 #[test]
 #[ignore = "needs some 30 GB of device memory"]
 fn offsets_beyond_2_31() {

@@ -30,8 +30,8 @@ pub(crate) fn copy_rows_of_both(
     );
 }
 
-/// Starts copying rows of two tensors, as [`copy_panel_rows`], into tiles one after the other, by all
-/// units of a cube of one warpgroup.
+/// Starts copying rows of two tensors, as [`copy_panel_rows`], into tiles one after the other, by
+/// all units of a cube of one warpgroup.
 #[cube]
 pub(crate) fn copy_panels_of_both(
     first: u64,
@@ -53,9 +53,9 @@ pub(crate) fn copy_panels_of_both(
     copy_panel_rows(second, shared, UNIT_POS_X, valid_rows, copy, checked);
 }
 
-/// Starts copying the intervals of a tile's keys and, under a window, their positions, zeros from key
-/// `valid` on; `first` is the first key in the mask's arrays. In shared memory, arrays are `array_bytes`
-/// apart, from `to` on.
+/// Starts copying the intervals of a tile's keys and, under a window, their positions, zeros from
+/// key `valid` on; `first` is the first key in the mask's arrays. In shared memory, arrays are
+/// `array_bytes` apart, from `to` on.
 #[cube]
 pub(crate) fn copy_intervals(
     mask: &Mask,

@@ -71,8 +71,8 @@ pub(crate) fn add_blocks<E: Float>(
     }
 }
 
-/// Adds to `sums` the product of `blocks` operands of `left`, from number `first` on and `apart` from
-/// each other, with rows `16 k..` of a tile; otherwise as [`add_blocks`].
+/// Adds to `sums` the product of `blocks` operands of `left`, from number `first` on and `apart`
+/// from each other, with rows `16 k..` of a tile; otherwise as [`add_blocks`].
 #[cube]
 pub(crate) fn add_sixteen_rows<E: Float>(
     sums: &mut Array<Accumulator>,

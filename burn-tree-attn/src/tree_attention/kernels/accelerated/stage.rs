@@ -1,6 +1,6 @@
-//! Stages of the warpgroup kernels. A stage holds two tiles of a plan, which need not be neighbours;
-//! a warpgroup of its own copies them to shared memory. Products of 64 x 128 keep the tensor cores
-//! busier than those of 64 x 64, for which shared memory is too slow.
+//! Stages of the warpgroup kernels. A stage holds two tiles of a plan, which need not be
+//! neighbours; a warpgroup of its own copies them to shared memory. Products of 64 x 128 keep the
+//! tensor cores busier than those of 64 x 64, for which shared memory is too slow.
 
 use cubecl::prelude::*;
 

@@ -42,8 +42,8 @@ pub(crate) struct PanelCopy {
 }
 
 /// Starts copying contiguous rows from `global` (the address of the first row) into the tile at
-/// `shared`, by unit number `unit`. With `checked`, rows from `valid_rows` on become zero; otherwise
-/// all are valid.
+/// `shared`, by unit number `unit`. With `checked`, rows from `valid_rows` on become zero;
+/// otherwise all are valid.
 #[cube]
 pub(crate) fn copy_panel_rows(
     global: u64,

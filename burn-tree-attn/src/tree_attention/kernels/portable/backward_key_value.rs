@@ -143,8 +143,8 @@ pub(super) fn attention_backward_key_value<E: Float, A: Float, N: Size>(
     );
 }
 
-/// Hides the scores of a unit's keys with its query rows, of a tile that starts at `tile_query`, where
-/// they are not seen.
+/// Hides the scores of a unit's keys with its query rows, of a tile that starts at `tile_query`,
+/// where they are not seen.
 #[cube]
 fn hide_queries<A: Float>(
     scores: &mut Array<A>,
@@ -171,8 +171,8 @@ fn hide_queries<A: Float>(
     }
 }
 
-/// Turns scores into probabilities, by the log-sum-exps of the query tile at `first_query`, and reads
-/// the other statistic of its rows into `deltas`.
+/// Turns scores into probabilities, by the log-sum-exps of the query tile at `first_query`, and
+/// reads the other statistic of its rows into `deltas`.
 #[cube]
 fn weigh_scores<A: Float>(
     scores: &mut Array<A>,

@@ -36,8 +36,8 @@ pub(super) fn row_statistics<E: Float, A: Float, N: Size>(
     statistics[2 * row + 1] = delta;
 }
 
-/// Gradient of the queries, recomputing the probabilities from the log-sum-exp: query tiles stay. One
-/// cube for each query tile and query head.
+/// Gradient of the queries, recomputing the probabilities from the log-sum-exp: query tiles stay.
+/// One cube for each query tile and query head.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn attention_backward_query<E: Float, A: Float, N: Size>(
     tensors: &BackwardTensors<E, A, N>,

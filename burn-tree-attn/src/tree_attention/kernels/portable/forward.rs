@@ -123,7 +123,7 @@ fn running_rows<A: Float>(#[comptime] rows: usize) -> RunningRows<A> {
     RunningRows::<A> { maximum, sum }
 }
 
-/// Lets the units of a row know the maximum of this unit's columns.
+/// Writes the maxima of this unit's columns to shared memory, for the other units of the rows.
 #[cube]
 fn exchange_maxima<A: Float>(
     scores: &Array<A>,
@@ -145,8 +145,8 @@ fn exchange_maxima<A: Float>(
     sync_cube();
 }
 
-/// Turns scores into weights relative to the maximum of all scores of the row so far, and rescales the
-/// sums.
+/// Turns scores into weights relative to the maximum of all scores of the row so far, and rescales
+/// the sums.
 #[cube]
 fn weigh_scores<A: Float, N: Size>(
     scores: &Array<A>,
@@ -183,8 +183,8 @@ fn weigh_scores<A: Float, N: Size>(
     }
 }
 
-/// Adds the sums of weights of the units of a row, writes the log-sum-exps, and returns the factors of
-/// the sums of values.
+/// Adds the sums of weights of the units of a row, writes the log-sum-exps, and returns the factors
+/// of the sums of values.
 #[cube]
 fn finish_rows<A: Float>(
     running: &RunningRows<A>,

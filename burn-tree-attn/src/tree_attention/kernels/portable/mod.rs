@@ -249,8 +249,8 @@ mod tests {
     use crate::support::direct::{device, integers, random, values};
     use burn_tree_kit::implementation::Implementation;
 
-    /// A launch that the device refuses leaves an error where its results would be, which goes on to
-    /// all that is computed from them, to whoever reads it.
+    /// A launch that the device refuses leaves an error where its results would be, which goes on
+    /// to all that is computed from them, to whoever reads it.
     #[test]
     fn a_refused_launch_is_an_error_of_every_result() {
         let Some(device) = device() else { return };

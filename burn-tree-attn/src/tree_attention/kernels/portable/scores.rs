@@ -180,8 +180,8 @@ pub(super) fn sees(
     visible
 }
 
-/// Hides the scores of pairs of a unit's query rows, at these positions, with its keys of a tile that
-/// starts at `tile_key`.
+/// Hides the scores of pairs of a unit's query rows, at these positions, with its keys of a tile
+/// that starts at `tile_key`.
 #[cube]
 pub(super) fn hide_keys<A: Float>(
     scores: &mut Array<A>,

@@ -140,8 +140,8 @@ pub(super) fn hide_of_queries(
     }
 }
 
-/// Writes a plane's sums times `scale` to the gradient: those of the tile's rows from `plane_row` on.
-/// `rows`: where the plane stages them in shared memory.
+/// Writes a plane's sums times `scale` to the gradient: those of the tile's rows from `plane_row`
+/// on. `rows`: where the plane stages them in shared memory.
 #[cube]
 pub(super) fn store_query_sums<E: Float>(
     sums: &Array<Accumulator>,

@@ -153,8 +153,8 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
             QUERY_ROWS,
         );
 
-        // The other stage is refilled once all planes have left it. In the last step, too, they must
-        // have: the probabilities of the step before have been read.
+        // The other stage is refilled once all planes have left it. In the last step, too, they
+        // must have: the probabilities of the step before have been read.
         let other = 1 - slot;
         if step > 0 {
             wait_barrier(emptied + other * BARRIER_BYTES as u32, (step - 1) / 2 % 2);
@@ -285,8 +285,8 @@ fn first_products(
     products
 }
 
-/// Turns exponents into probabilities, packed as left operands, and leaves them for the other plane of
-/// the pair at `exchange`; if scores are softcapped, times the slope of the cap.
+/// Turns exponents into probabilities, packed as left operands, and leaves them for the other plane
+/// of the pair at `exchange`; if scores are softcapped, times the slope of the cap.
 #[cube]
 fn send_probabilities<E: Float>(
     left: &mut Array<Fragment>,

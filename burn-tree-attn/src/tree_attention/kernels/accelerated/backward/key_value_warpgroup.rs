@@ -229,8 +229,8 @@ fn statistics_at(shared: u32, slot: u32, #[comptime] config: BackwardConfig) -> 
         + slot * comptime!(config.statistics_bytes() as u32)
 }
 
-/// Probabilities and derivatives of the scores, packed as left operands, from exponents and products
-/// of values and gradients of the output.
+/// Probabilities and derivatives of the scores, packed as left operands, from exponents and
+/// products of values and gradients of the output.
 #[cube]
 fn left_operands<E: Float, N: Size, K: Size>(
     exponents: &Array<Accumulator>,

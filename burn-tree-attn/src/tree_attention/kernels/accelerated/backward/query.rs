@@ -53,8 +53,8 @@ impl BackwardConfig {
     }
 }
 
-/// Gradient of the queries of one tile of query rows and `config.heads` query heads, `[B, Hq, N, D]`
-/// as 16-byte chunks.
+/// Gradient of the queries of one tile of query rows and `config.heads` query heads;
+/// `grad_query` `[B, Hq, N, D]` as 16-byte chunks.
 ///
 /// `plan`: by query tiles
 ///
@@ -270,8 +270,8 @@ fn copy_stage(
     arrive_after_copies(barrier);
 }
 
-/// Derivatives of the scores by what `dO V^T` is about to be, from exponents, packed as left operands
-/// to save registers.
+/// Derivatives of the scores by what `dO V^T` is about to be, from exponents, packed as left
+/// operands to save registers.
 #[cube]
 fn score_factors<E: Float>(
     exponents: &Array<Accumulator>,

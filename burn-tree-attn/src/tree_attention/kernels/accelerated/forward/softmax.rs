@@ -20,9 +20,9 @@ pub(crate) enum ScoreMap {
 /// How products of queries and keys become exponents.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct ScoreOptions {
-    /// Factor of what comes out of the [`ScoreMap`], times log2(e).
+    /// Factor of the scores that the [`ScoreMap`] gives, times log2(e).
     pub scale_log2: f32,
-    /// The number of the [`ScoreMap`].
+    /// Factor of the products, unless the [`ScoreMap`] is `Plain`.
     pub factor: f32,
     /// Length of the sliding window, if there is one.
     pub window: u32,
@@ -78,8 +78,8 @@ pub(crate) fn running_rows(#[comptime] rows: usize) -> RunningRows {
 
 #[cube]
 impl RunningRows {
-    /// Whether `maximum` exceeds the row's by more than the slack. The maximum only keeps the powers
-    /// in range, so a slightly lower one is as good.
+    /// Whether `maximum` exceeds the row's by more than the slack. The maximum only keeps the
+    /// powers in range, so a slightly lower one is as good.
     pub fn grows(&self, #[comptime] row: usize, maximum: f32, scale_log2: f32) -> bool {
         (maximum - self.maximum[row]) * scale_log2 > SLACK
     }
@@ -162,8 +162,8 @@ pub(crate) struct KeyPair {
     position: Vector<u32, Const<2>>,
 }
 
-/// The lane's keys in the 8-column block `block`. `intervals`: address of the stage's intervals, plus
-/// 8 for every column pair of the lane; arrays are `array_bytes` apart.
+/// The lane's keys in the 8-column block `block`. `intervals`: address of the stage's intervals,
+/// plus 8 for every column pair of the lane; arrays are `array_bytes` apart.
 #[cube]
 pub(crate) fn key_pair(
     intervals: u32,

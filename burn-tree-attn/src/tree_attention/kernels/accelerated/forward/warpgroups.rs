@@ -75,14 +75,14 @@ fn compute<E: Float>(
     let (begin, end) = (tile.begin, tile.end);
     let lane = UNIT_POS_X % 32;
     let plane_row = UNIT_POS_X / 32 * 16;
-    let squad = UNIT_POS_X / comptime!((PLANES * PLANE) as u32);
+    let warpgroup = UNIT_POS_X / comptime!((PLANES * PLANE) as u32);
     load_queries::<E>(query, tile, shared, config);
-    // The first squad's turn.
-    if squad == 1 && begin < end {
+    // The first warpgroup's turn.
+    if warpgroup == 1 && begin < end {
         signal_units(2u32, comptime!(2 * PLANES * PLANE));
     }
 
-    let queries = describe_by_rows(shared + squad * comptime!((ROWS * 128) as u32));
+    let queries = describe_by_rows(shared + warpgroup * comptime!((ROWS * 128) as u32));
     let mut sums = Vector::<f32, OutputSize>::new(0.0f32);
     let mut probabilities = Vector::<u32, ProbabilitySize>::new(0u32);
     let mut running = running_rows(2usize);
@@ -97,7 +97,7 @@ fn compute<E: Float>(
     let mut index = begin;
     while index < end {
         let stage = stage_at(shared, slot.stage, config);
-        wait_for_units(2 + squad, comptime!(2 * PLANES * PLANE));
+        wait_for_units(2 + warpgroup, comptime!(2 * PLANES * PLANE));
         if index > begin {
             sums = add_values::<E, OutputSize, ProbabilitySize>(
                 sums,
@@ -115,8 +115,8 @@ fn compute<E: Float>(
             comptime!(config.rows()),
             STAGE_ROWS,
         );
-        if index + 2 < end || squad == 0 {
-            signal_units(3 - squad, comptime!(2 * PLANES * PLANE));
+        if index + 2 < end || warpgroup == 0 {
+            signal_units(3 - warpgroup, comptime!(2 * PLANES * PLANE));
         }
 
         if comptime!(config.scores != ScoreMap::Plain) {
@@ -170,8 +170,8 @@ fn compute<E: Float>(
             config,
         );
     }
-    // Each squad stages its rows where its rows of the query were, once all its planes are done.
-    wait_for_units(4 + squad, comptime!(PLANES * PLANE));
+    // Each warpgroup stages its rows where its rows of the query were, once all its planes are done.
+    wait_for_units(4 + warpgroup, comptime!(PLANES * PLANE));
     store_results::<E, OutputSize>(
         sums,
         &running,
