@@ -79,9 +79,7 @@ fn rope_kernel<E: Float, A: Float, I: Int, N: Size>(
     output: &mut [Vector<E, N>],
     sizes: Rows,
     #[comptime] head: Head,
-    #[define(E)] _stored: ElemType,
-    #[define(A)] _computed: ElemType,
-    #[define(I)] _position: ElemType,
+    #[define(E, A, I)] _types: [ElemType; 3],
 ) {
     if ABSOLUTE_POS >= sizes.units {
         terminate!();
@@ -265,7 +263,7 @@ pub(crate) fn rope(x: CubeTensor, position_ids: CubeTensor, settings: RopeSettin
         (output.clone(), output.into_buffer_arg())
     };
     let address = address_type(&[&x, &output, &position_ids]);
-    let position = elem(position_ids.dtype);
+    let types = [dtype, computed, position_ids.dtype].map(elem);
     let (count, dim) = elementwise(&client, units);
     // SAFETY: all indices come from the shapes and strides of the tensors.
     unsafe {
@@ -281,9 +279,7 @@ pub(crate) fn rope(x: CubeTensor, position_ids: CubeTensor, settings: RopeSettin
             output_arg,
             sizes,
             head,
-            elem(dtype),
-            elem(computed),
-            position,
+            types,
         );
     }
     output

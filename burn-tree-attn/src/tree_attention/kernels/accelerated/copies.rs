@@ -30,39 +30,32 @@ pub(crate) fn copy_rows_of_both(
     );
 }
 
-/// Starts copying rows of two tensors, as [`copy_panel_rows`], into two tiles.
+/// Starts copying rows of two tensors, as [`copy_panel_rows`], into tiles one after the other, by
+/// all units of a cube of one warpgroup.
 #[cube]
 pub(crate) fn copy_panels_of_both(
     first: u64,
     second: u64,
-    first_tile: u32,
-    second_tile: u32,
+    shared: u32,
     valid_rows: u32,
     #[comptime] rows: usize,
     #[comptime] head_dim: usize,
-    #[comptime] units: usize,
     #[comptime] checked: bool,
 ) {
-    let unit = UNIT_POS_X;
-    copy_panel_rows(
-        first, first_tile, unit, valid_rows, rows, rows, head_dim, units, checked,
-    );
-    copy_panel_rows(
-        second,
-        second_tile,
-        unit,
-        valid_rows,
+    let copy = comptime!(PanelCopy {
         rows,
-        rows,
+        tile_rows: rows,
         head_dim,
-        units,
-        checked,
-    );
+        units: PLANES * PLANE,
+    });
+    copy_panel_rows(first, shared, UNIT_POS_X, valid_rows, copy, checked);
+    let shared = shared + comptime!(panel_tile_bytes(rows, head_dim) as u32);
+    copy_panel_rows(second, shared, UNIT_POS_X, valid_rows, copy, checked);
 }
 
-/// Starts copying the intervals of a tile's keys and, under a window, their positions, zeros from key
-/// `valid` on; `first` is the first key in the mask's arrays. In shared memory, arrays are `array_bytes`
-/// apart, from `to` on.
+/// Starts copying the intervals of a tile's keys and, under a window, their positions, zeros from
+/// key `valid` on; `first` is the first key in the mask's arrays. In shared memory, arrays are
+/// `array_bytes` apart, from `to` on.
 #[cube]
 pub(crate) fn copy_intervals(
     mask: &Mask,

@@ -6,8 +6,7 @@ mod backward;
 mod barrier;
 mod copies;
 mod forward;
-mod forward_warpgroup;
-mod softmax;
+mod products;
 mod stage;
 #[cfg(all(test, feature = "cuda"))]
 mod transpiled;
@@ -15,25 +14,18 @@ mod warpgroup;
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
-use burn_tree_kit::cube::empty;
 use burn_tree_kit::cube::matrix::{missing_instructions, operand};
 use burn_tree_kit::implementation::Unavailable;
+use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::call::{Call, Inputs};
+use super::call::Call;
 use super::device_plan::{DevicePlan, Section};
-use super::plan::TileShape;
-use crate::mask::Visibility;
 use crate::tree_attention::dims::Dims;
 use crate::tree_attention::options::AttentionSettings;
-use arguments::{ListsLaunch, MaskLaunch};
+use arguments::{ListsLaunch, MaskLaunch, PlanLaunch, SizesLaunch};
 pub(super) use backward::backward;
-use forward::{ForwardConfig, tree_attention_forward};
-use forward_warpgroup::{WarpgroupForwardConfig, tree_attention_forward_warpgroup};
-use softmax::ScoreMap;
-
-/// Rows of a cube's tile of queries: rows of the sequence times heads.
-const TILE_ROWS: usize = 128;
+pub(super) use forward::forward;
 
 /// Whether these kernels run on a device.
 pub(super) fn check_available(
@@ -58,8 +50,7 @@ pub(super) fn check_available(
     if let Some(missing) = missing_instructions(properties, element) {
         return refuse(missing);
     }
-    let forward = forward_config(head_dim, 1, ScoreMap::Plain, true).shared_bytes();
-    let shared = forward.max(backward::shared_bytes(head_dim));
+    let shared = forward::shared_bytes(head_dim).max(backward::shared_bytes(head_dim));
     let hardware = &properties.hardware;
     if hardware.max_shared_memory_size < shared {
         return refuse(format!(
@@ -73,7 +64,7 @@ pub(super) fn check_available(
 /// Refuses tensors that 32 bits cannot count as the kernels do (rows of queries, padded to whole
 /// tiles, in 16-byte chunks, and keys by fours), and launches of more cubes than there can be.
 pub(super) fn check_sizes(properties: &DeviceProperties, dims: &Dims) -> Result<(), Unavailable> {
-    let queries = dims.batch * dims.query_heads * dims.queries.next_multiple_of(TILE_ROWS);
+    let queries = dims.batch * dims.query_heads * dims.queries.next_multiple_of(forward::TILE_ROWS);
     let keys = dims.batch * dims.kv_heads * dims.keys;
     let largest = (queries * (dims.head_dim / 8)).max(keys * (dims.head_dim / 4));
     if u32::try_from(largest).is_err() {
@@ -84,7 +75,7 @@ pub(super) fn check_sizes(properties: &DeviceProperties, dims: &Dims) -> Result<
     // Along x for all key tiles and query heads, along y for the query heads; other launches have
     // fewer.
     let of_keys = dims.batch * dims.keys.div_ceil(backward::TILES.keys) * dims.query_heads;
-    let of_heads = dims.query_heads / heads_of_cube(dims.group());
+    let of_heads = dims.query_heads / forward::heads_of_cube(dims.group());
     let (most_x, most_y, _) = properties.hardware.max_cube_count;
     if of_keys > most_x as usize || of_heads > most_y as usize {
         return Err(Unavailable(format!(
@@ -97,115 +88,11 @@ pub(super) fn check_sizes(properties: &DeviceProperties, dims: &Dims) -> Result<
 /// Refuses a call whose plans cannot be made: that of the forward pass and, with `with_backward`,
 /// that of the backward pass.
 pub(super) fn check_plans(call: &Call<'_>, with_backward: bool) -> Result<(), Unavailable> {
-    call.plan(forward_tiles(call.dims.group()))?;
+    call.plan(forward::tiles(call.dims.group()))?;
     if with_backward {
         call.plan(backward::TILES)?;
     }
     Ok(())
-}
-
-/// Query heads that share a cube of the forward kernels, which loads their keys once: the powers
-/// of two up to 8 keep whole 16-row blocks in one head.
-fn heads_of_cube(group: usize) -> usize {
-    1 << group.trailing_zeros().min(3)
-}
-
-/// Tiles of the forward kernels' plan, for a number of query heads per key head.
-fn forward_tiles(group: usize) -> TileShape {
-    TileShape {
-        query_rows: TILE_ROWS / heads_of_cube(group),
-        keys: stage::TILE_ROWS,
-    }
-}
-
-/// The forward kernel for a head dimension and a number of query heads per key head.
-fn forward_config(head_dim: usize, group: usize, scores: ScoreMap, window: bool) -> ForwardConfig {
-    let tiles = forward_tiles(group);
-    ForwardConfig {
-        head_dim,
-        query_rows: tiles.query_rows,
-        heads: heads_of_cube(group),
-        key_rows: tiles.keys,
-        // Rows of output sums are what fills the registers: 32 x 128 numbers per plane.
-        planes: if head_dim <= 128 { 4 } else { 8 },
-        stages: 2,
-        scores,
-        window,
-    }
-}
-
-/// Output and log-sum-exp.
-pub(super) fn forward(
-    inputs: Inputs,
-    visibility: &Visibility,
-    settings: AttentionSettings,
-) -> Result<(CubeTensor, CubeTensor), Unavailable> {
-    let call = inputs.call(visibility, settings);
-    let dims = call.dims;
-    let (scores, score_factor, scale) = match settings.softcap {
-        Some(cap) => (ScoreMap::Capped, settings.scale / cap, cap),
-        None if settings.scale > 0.0 => (ScoreMap::Plain, 1.0, settings.scale),
-        None => (ScoreMap::Multiplied, settings.scale, 1.0),
-    };
-    let window = settings.sliding_window;
-    let config = forward_config(dims.head_dim, dims.group(), scores, window.is_some());
-    // Both kernels go by the same plan.
-    let plan = call.plan(forward_tiles(dims.group()))?;
-
-    let Inputs { query, key, value } = inputs;
-    let client = query.client.clone();
-    let log_sum_exp = empty(&query, dims.rows_shape(), DType::F32);
-    let output = empty(&query, dims.output_shape(), query.dtype);
-    let dtype = operand(query.dtype).expect("check_available allows f16 and bf16 only");
-    let cubes = CubeCount::Static(
-        plan.n_query_tiles as u32,
-        (dims.query_heads / config.heads) as u32,
-        1,
-    );
-    let scale_log2 = (scale * core::f64::consts::LOG2_E) as f32;
-    let window = window_length(settings);
-    macro_rules! launch {
-        ($kernel:ident, $config:expr) => {
-            // SAFETY: the kernel reads and writes rows below N and keys below M only, which are the
-            // sizes of the tensors and of the plan's mask.
-            unsafe {
-                $kernel::launch_unchecked(
-                    &client,
-                    cubes,
-                    CubeDim::new_1d($config.units() as u32),
-                    query.into_buffer_arg(),
-                    key.into_buffer_arg(),
-                    value.into_buffer_arg(),
-                    mask(&plan),
-                    lists_of_queries(&plan),
-                    output.clone().into_buffer_arg(),
-                    log_sum_exp.clone().into_buffer_arg(),
-                    dims.queries as u32,
-                    dims.keys as u32,
-                    dims.query_heads as u32,
-                    dims.group() as u32,
-                    scale_log2,
-                    score_factor as f32,
-                    window,
-                    $config,
-                    dtype,
-                )
-            }
-        };
-    }
-    if has_warpgroup_products(client.properties(), dims.head_dim) {
-        let config = WarpgroupForwardConfig {
-            head_dim: config.head_dim,
-            query_rows: config.query_rows,
-            heads: config.heads,
-            scores: config.scores,
-            window: config.window,
-        };
-        launch!(tree_attention_forward_warpgroup, config);
-    } else {
-        launch!(tree_attention_forward, config);
-    }
-    Ok((output, log_sum_exp))
 }
 
 /// Length of the sliding window as kernels are given it; 0 if there is none.
@@ -215,32 +102,44 @@ fn window_length(settings: AttentionSettings) -> u32 {
     settings.sliding_window.map_or(0, length)
 }
 
-/// The mask as kernels are given it.
-fn mask(plan: &DevicePlan) -> MaskLaunch {
-    MaskLaunch::new(
-        plan.section(Section::KeyStart),
-        plan.section(Section::KeyEnd),
-        plan.section(Section::KeyPosition),
-        plan.section(Section::QueryPosition),
+/// Sizes of a call as kernels are given them.
+fn sizes(dims: &Dims) -> SizesLaunch {
+    SizesLaunch::new(
+        dims.queries as u32,
+        dims.keys as u32,
+        dims.kv_heads as u32,
+        dims.group() as u32,
+        dims.batch as u32,
     )
 }
 
 /// The plan by query tiles.
-fn lists_of_queries(plan: &DevicePlan) -> ListsLaunch {
-    ListsLaunch::new(
-        plan.section(Section::QueryOffsets),
-        plan.section(Section::QueryEntries),
-        plan.section(Section::QueryOrder),
-    )
+fn plan_by_query(plan: &DevicePlan) -> PlanLaunch {
+    use Section::{QueryEntries, QueryOffsets, QueryOrder};
+    plan_by(plan, [QueryOffsets, QueryEntries, QueryOrder])
 }
 
 /// The plan by key tiles.
-fn lists_of_keys(plan: &DevicePlan) -> ListsLaunch {
-    ListsLaunch::new(
-        plan.section(Section::KeyOffsets),
-        plan.section(Section::KeyEntries),
-        plan.section(Section::KeyOrder),
-    )
+fn plan_by_key(plan: &DevicePlan) -> PlanLaunch {
+    use Section::{KeyEntries, KeyOffsets, KeyOrder};
+    plan_by(plan, [KeyOffsets, KeyEntries, KeyOrder])
+}
+
+/// The mask, and the lists in the sections of offsets, entries and order.
+fn plan_by(plan: &DevicePlan, lists: [Section; 3]) -> PlanLaunch {
+    let mask = MaskLaunch::new(
+        plan.section(Section::KeyStart),
+        plan.section(Section::KeyEnd),
+        plan.section(Section::KeyPosition),
+        plan.section(Section::QueryPosition),
+    );
+    let [offsets, entries, order] = lists.map(|section| plan.section(section));
+    PlanLaunch::new(mask, ListsLaunch::new(offsets, entries, order))
+}
+
+/// The element type as kernels name it.
+fn element(tensor: &CubeTensor) -> ElemType {
+    operand(tensor.dtype).expect("check_available allows f16 and bf16 only")
 }
 
 /// Whether the warpgroup kernels run: only compute capability 9.0 has these instructions, and they

@@ -1,6 +1,6 @@
-//! Stages of the warpgroup kernels. A stage holds two tiles of a plan, which need not be neighbours;
-//! a warpgroup of its own copies them to shared memory. Products of 64 x 128 keep the tensor cores
-//! busier than those of 64 x 64, for which shared memory is too slow.
+//! Stages of the warpgroup kernels. A stage holds two tiles of a plan, which need not be
+//! neighbours; a warpgroup of its own copies them to shared memory. Products of 64 x 128 keep the
+//! tensor cores busier than those of 64 x 64, for which shared memory is too slow.
 
 use cubecl::prelude::*;
 
@@ -51,13 +51,15 @@ pub(crate) fn copy_tile(
     #[comptime] head_dim: usize,
 ) {
     let to = stage + comptime!(half * (TILE_ROWS * 128) as u32);
+    let copy = comptime!(PanelCopy {
+        rows: TILE_ROWS,
+        tile_rows: STAGE_ROWS,
+        head_dim,
+        units: COPYING,
+    });
     if entry & 1 == 1 {
-        copy_panel_rows(
-            from, to, unit, valid, TILE_ROWS, STAGE_ROWS, head_dim, COPYING, true,
-        );
+        copy_panel_rows(from, to, unit, valid, copy, true);
     } else {
-        copy_panel_rows(
-            from, to, unit, valid, TILE_ROWS, STAGE_ROWS, head_dim, COPYING, false,
-        );
+        copy_panel_rows(from, to, unit, valid, copy, false);
     }
 }

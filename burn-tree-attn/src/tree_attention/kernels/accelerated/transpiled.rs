@@ -8,28 +8,41 @@ use burn_tree_kit::cube::translation::{
 };
 use cubecl::ir::ElemType;
 
-use super::arguments::{ListsCompilationArg, MaskCompilationArg};
+use super::arguments::{
+    ListsCompilationArg, MaskCompilationArg, PlanCompilationArg, SizesCompilationArg,
+    TensorsCompilationArg,
+};
 use super::backward::transpiled::backward_kernels;
-use super::forward::tree_attention_forward::TreeAttentionForward;
-use super::forward_warpgroup::tree_attention_forward_warpgroup::TreeAttentionForwardWarpgroup;
+use super::forward::planes::tree_attention_forward::TreeAttentionForward;
+use super::forward::softmax::{ResultsCompilationArg, ScoreMap, ScoreOptionsCompilationArg};
+use super::forward::warpgroups::tree_attention_forward_warpgroup::TreeAttentionForwardWarpgroup;
 use super::*;
 
-/// A mask as an argument.
-pub(super) fn mask() -> MaskCompilationArg {
-    MaskCompilationArg {
-        key_start: buffer(),
-        key_end: buffer(),
-        key_position: buffer(),
-        query_position: buffer(),
+/// A mask and lists as an argument.
+pub(super) fn plan() -> PlanCompilationArg {
+    PlanCompilationArg {
+        mask: MaskCompilationArg {
+            key_start: buffer(),
+            key_end: buffer(),
+            key_position: buffer(),
+            query_position: buffer(),
+        },
+        lists: ListsCompilationArg {
+            offsets: buffer(),
+            entries: buffer(),
+            order: buffer(),
+        },
     }
 }
 
-/// A plan as an argument.
-pub(super) fn lists() -> ListsCompilationArg {
-    ListsCompilationArg {
-        offsets: buffer(),
-        entries: buffer(),
-        order: buffer(),
+/// Sizes as an argument.
+pub(super) fn sizes() -> SizesCompilationArg {
+    SizesCompilationArg {
+        n_queries: (),
+        n_keys: (),
+        kv_heads: (),
+        group: (),
+        batches: (),
     }
 }
 
@@ -41,61 +54,42 @@ fn forward_kernels(
     window: bool,
     dtype: ElemType,
 ) -> Vec<Case> {
-    let b = buffer;
     let name = format!("forward_{head_dim}_{group}_{scores:?}_{window}_{dtype}");
-    let config = forward_config(head_dim, group, scores, window);
-    let kernel = TreeAttentionForward::new(
-        settings(config.units()),
-        device.clone(),
-        target.clone(),
-        b(),
-        b(),
-        b(),
-        mask(),
-        lists(),
-        b(),
-        b(),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
-        (),
-        config,
-        dtype,
-    );
-    let mut cases: Vec<Case> = vec![(name.clone(), Box::new(kernel), "mma.sync")];
-    if has_warpgroup_products(&device, head_dim) {
-        let config = WarpgroupForwardConfig {
-            head_dim,
-            query_rows: config.query_rows,
-            heads: config.heads,
-            scores,
-            window,
+    let config = forward::config(head_dim, group, scores, window);
+    let mut cases: Vec<Case> = Vec::new();
+    macro_rules! kernel {
+        ($name:expr, $kernel:ident, $config:expr, $instruction:expr) => {
+            let kernel = $kernel::new(
+                settings($config.units()),
+                device.clone(),
+                target.clone(),
+                TensorsCompilationArg {
+                    query: buffer(),
+                    key: buffer(),
+                    value: buffer(),
+                },
+                plan(),
+                ResultsCompilationArg {
+                    output: buffer(),
+                    log_sum_exp: buffer(),
+                },
+                sizes(),
+                ScoreOptionsCompilationArg {
+                    scale_log2: (),
+                    factor: (),
+                    window: (),
+                },
+                $config,
+                dtype,
+            );
+            cases.push(($name, Box::new(kernel), $instruction));
         };
-        let kernel = TreeAttentionForwardWarpgroup::new(
-            settings(config.units()),
-            device,
-            target,
-            b(),
-            b(),
-            b(),
-            mask(),
-            lists(),
-            b(),
-            b(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            (),
-            config,
-            dtype,
-        );
-        cases.push((format!("{name}_warpgroup"), Box::new(kernel), "wgmma"));
+    }
+    kernel!(name.clone(), TreeAttentionForward, config, "mma.sync");
+    if has_warpgroup_products(&device, head_dim) {
+        let config = config.of_warpgroups();
+        let name = format!("{name}_warpgroup");
+        kernel!(name, TreeAttentionForwardWarpgroup, config, "wgmma");
     }
     cases
 }

@@ -28,21 +28,33 @@ pub(crate) const fn panel_tile_bytes(rows: usize, head_dim: usize) -> usize {
     2 * rows * head_dim
 }
 
-/// Starts copying `rows` contiguous rows from `global` (the address of the first row) into the tile
-/// at `shared`, by `units` units of which this is number `unit`. With `checked`, rows from
-/// `valid_rows` on become zero; otherwise all are valid.
+/// How units share out the copy of rows into a tile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PanelCopy {
+    /// Rows to copy.
+    pub rows: usize,
+    /// Rows of the tile.
+    pub tile_rows: usize,
+    /// Numbers per row.
+    pub head_dim: usize,
+    /// Units that copy.
+    pub units: usize,
+}
+
+/// Starts copying contiguous rows from `global` (the address of the first row) into the tile at
+/// `shared`, by unit number `unit`. With `checked`, rows from `valid_rows` on become zero;
+/// otherwise all are valid.
 #[cube]
 pub(crate) fn copy_panel_rows(
     global: u64,
     shared: u32,
     unit: u32,
     valid_rows: u32,
-    #[comptime] rows: usize,
-    #[comptime] tile_rows: usize,
-    #[comptime] head_dim: usize,
-    #[comptime] units: usize,
+    #[comptime] copy: PanelCopy,
     #[comptime] checked: bool,
 ) {
+    let (rows, tile_rows) = comptime!((copy.rows, copy.tile_rows));
+    let (head_dim, units) = comptime!((copy.head_dim, copy.units));
     let row_chunks = comptime!(2 * head_dim / CHUNK);
     // Rows from pass to pass; with fewer than 8, the permutation changes.
     let pass_rows = comptime!(units / row_chunks);

@@ -35,7 +35,34 @@ impl KernelShape {
     }
 }
 
-/// Sizes and places that change from call to call.
+/// Query, key and value, in vectors.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Tensors<E: Float, N: Size> {
+    pub query: Box<[Vector<E, N>]>,
+    pub key: Box<[Vector<E, N>]>,
+    pub value: Box<[Vector<E, N>]>,
+}
+
+/// Output, in vectors, and log-sum-exp.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Results<E: Float, A: Float, N: Size> {
+    pub output: Box<[Vector<E, N>]>,
+    pub log_sum_exp: Box<[A]>,
+}
+
+/// What gradients are computed from.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct BackwardTensors<E: Float, A: Float, N: Size> {
+    pub query: Box<[Vector<E, N>]>,
+    pub key: Box<[Vector<E, N>]>,
+    pub value: Box<[Vector<E, N>]>,
+    /// Gradient of the output.
+    pub grad_output: Box<[Vector<E, N>]>,
+    /// For every query row, its log-sum-exp and `sum(grad_output * output)`.
+    pub statistics: Box<[A]>,
+}
+
+/// Numbers that change from call to call.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Problem {
     pub query_heads: u32,
@@ -55,4 +82,7 @@ pub(super) struct Problem {
     pub offsets: u32,
     pub entries: u32,
     pub order: u32,
+    /// Factor of the products.
+    pub scale: InputScalar,
+    pub softcap: InputScalar,
 }

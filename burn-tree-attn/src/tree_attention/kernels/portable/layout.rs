@@ -176,6 +176,7 @@ impl Launch {
                 ))
             })?;
         let width = cubes.min(most_x).max(1);
+        let [_, computed] = elem_types(call.dtype);
         Ok(Self {
             problem: ProblemLaunch::new(
                 dims.query_heads as u32,
@@ -192,6 +193,8 @@ impl Launch {
                 offsets,
                 entries,
                 order,
+                InputScalar::new(settings.scale, computed),
+                InputScalar::new(settings.softcap.unwrap_or(1.0), computed),
             ),
             count: CubeCount::Static(width, cubes.div_ceil(width), 1),
             dim: CubeDim::new_1d(shape.blocking.units() as u32),

@@ -2,7 +2,8 @@
 //! buffers, no plane operations, no atomics.
 
 mod arguments;
-mod backward;
+mod backward_key_value;
+mod backward_query;
 mod forward;
 mod layout;
 mod scores;
@@ -25,7 +26,7 @@ use crate::launch::elementwise;
 use crate::mask::Visibility;
 use crate::tree_attention::dims::Dims;
 use crate::tree_attention::options::AttentionSettings;
-use arguments::KernelShape;
+use arguments::{BackwardTensorsLaunch, KernelShape, ResultsLaunch, TensorsLaunch};
 use layout::{Launch, Layout, Side, elem_types};
 
 /// Whether these kernels run on a device.
@@ -66,26 +67,18 @@ pub(super) fn forward(
     let call = inputs.call(visibility, settings);
     let (layout, plan) = lay_out(&call)?;
     let launch = Launch::new(&call, &plan, Side::Query, &layout.by_query)?;
-    Ok(run_forward(
-        inputs,
-        settings,
-        launch,
-        layout.by_query,
-        &plan,
-    ))
+    Ok(run_forward(inputs, launch, layout.by_query, &plan))
 }
 
 /// The forward pass in given tiles, which the plan is for.
 fn run_forward(
     Inputs { query, key, value }: Inputs,
-    settings: AttentionSettings,
     launch: Launch,
     shape: KernelShape,
     plan: &DevicePlan,
 ) -> (CubeTensor, CubeTensor) {
     let dims = Dims::new(&query, &key, &value);
     let dtype = query.dtype;
-    let [stored, computed] = elem_types(dtype);
     let log_sum_exp = empty(&query, dims.rows_shape(), at_least_f32(dtype).into());
     let output = empty(&query, dims.output_shape(), dtype);
     let address = address_type(&[&query, &key, &value, &output, &log_sum_exp]);
@@ -97,18 +90,19 @@ fn run_forward(
             launch.dim,
             address,
             shape.blocking.vector,
-            query.into_buffer_arg(),
-            key.into_buffer_arg(),
-            value.into_buffer_arg(),
+            TensorsLaunch::new(
+                query.into_buffer_arg(),
+                key.into_buffer_arg(),
+                value.into_buffer_arg(),
+            ),
             plan.buffer(),
-            output.clone().into_buffer_arg(),
-            log_sum_exp.clone().into_buffer_arg(),
+            ResultsLaunch::new(
+                output.clone().into_buffer_arg(),
+                log_sum_exp.clone().into_buffer_arg(),
+            ),
             launch.problem,
-            InputScalar::new(settings.scale, computed),
-            InputScalar::new(settings.softcap.unwrap_or(1.0), computed),
             shape,
-            stored,
-            computed,
+            elem_types(dtype),
         );
     }
     (output, log_sum_exp)
@@ -125,10 +119,8 @@ pub(super) fn backward(
     let (layout, plan) = lay_out(&call)?;
     let by_query = Launch::new(&call, &plan, Side::Query, &layout.by_query)?;
     let by_key = Launch::new(&call, &plan, Side::Key, &layout.by_key)?;
-    let [stored, computed] = elem_types(call.dtype);
+    let types = elem_types(call.dtype);
     let vector = layout.by_query.blocking.vector;
-    let scale = || InputScalar::new(settings.scale, computed);
-    let softcap = || InputScalar::new(settings.softcap.unwrap_or(1.0), computed);
 
     let Inputs { query, key, value } = inputs;
     let (client, grad_output) = (query.client.clone(), results.grad_output);
@@ -136,48 +128,46 @@ pub(super) fn backward(
     let grad_query = empty(&query, query.shape(), query.dtype);
     let (gradients, grad_key, grad_value, values_at) = key_value_gradients(&client, &key, &value);
     let address = address_type(&[&query, &key, &value, &grad_output, &statistics, &gradients]);
+    // Both kernels are given the same tensors, as types of their own.
+    macro_rules! tensors {
+        () => {
+            BackwardTensorsLaunch::new(
+                query.clone().into_buffer_arg(),
+                key.clone().into_buffer_arg(),
+                value.clone().into_buffer_arg(),
+                grad_output.clone().into_buffer_arg(),
+                statistics.clone().into_buffer_arg(),
+            )
+        };
+    }
     // SAFETY: indices stay below the lengths of the tensors, whose shapes the mask has.
     unsafe {
-        backward::attention_backward_query::launch_unchecked(
+        backward_query::attention_backward_query::launch_unchecked(
             &client,
             by_query.count,
             by_query.dim,
             address,
             vector,
-            query.clone().into_buffer_arg(),
-            key.clone().into_buffer_arg(),
-            value.clone().into_buffer_arg(),
-            grad_output.clone().into_buffer_arg(),
-            statistics.clone().into_buffer_arg(),
+            tensors!(),
             plan.buffer(),
             grad_query.clone().into_buffer_arg(),
             by_query.problem,
-            scale(),
-            softcap(),
             layout.by_query,
-            stored,
-            computed,
+            types,
         );
-        backward::attention_backward_key_value::launch_unchecked(
+        backward_key_value::attention_backward_key_value::launch_unchecked(
             &client,
             by_key.count,
             by_key.dim,
             address,
             vector,
-            query.into_buffer_arg(),
-            key.into_buffer_arg(),
-            value.into_buffer_arg(),
-            grad_output.into_buffer_arg(),
-            statistics.into_buffer_arg(),
+            tensors!(),
             plan.buffer(),
             gradients.into_buffer_arg(),
             values_at / vector,
             by_key.problem,
-            scale(),
-            softcap(),
             layout.by_key,
-            stored,
-            computed,
+            types,
         );
     }
     Ok((grad_query, grad_key, grad_value))
@@ -194,12 +184,12 @@ fn row_statistics(
     let rows = shape[0] * shape[1] * shape[2];
     let statistics = [shape[0], shape[1], shape[2], 2];
     let statistics = empty(&output, statistics, log_sum_exp.dtype);
-    let [stored, computed] = elem_types(output.dtype);
+    let types = elem_types(output.dtype);
     let (count, dim) = elementwise(&client, rows);
     let address = address_type(&[grad_output, &output, &log_sum_exp, &statistics]);
     // SAFETY: all have `rows` rows.
     unsafe {
-        backward::row_statistics::launch_unchecked(
+        backward_query::row_statistics::launch_unchecked(
             &client,
             count,
             dim,
@@ -211,8 +201,7 @@ fn row_statistics(
             statistics.clone().into_buffer_arg(),
             rows,
             shape[3] / vector,
-            stored,
-            computed,
+            types,
         );
     }
     statistics
@@ -260,8 +249,8 @@ mod tests {
     use crate::support::direct::{device, integers, random, values};
     use burn_tree_kit::implementation::Implementation;
 
-    /// A launch that the device refuses leaves an error where its results would be, which goes on to
-    /// all that is computed from them, to whoever reads it.
+    /// A launch that the device refuses leaves an error where its results would be, which goes on
+    /// to all that is computed from them, to whoever reads it.
     #[test]
     fn a_refused_launch_is_an_error_of_every_result() {
         let Some(device) = device() else { return };
@@ -290,7 +279,7 @@ mod tests {
         let inputs = Inputs::contiguous([&query, &key, &key]);
         let call = inputs.call(visibility, settings);
         let launch = Launch::new(&call, &plan, Side::Query, &layout.by_query).unwrap();
-        let (output, log_sum_exp) = run_forward(inputs, settings, launch, layout.by_query, &plan);
+        let (output, log_sum_exp) = run_forward(inputs, launch, layout.by_query, &plan);
         let positions = integers(&[0, 1, 2], 1, &device);
         let rope = RopeSettings {
             theta: 1e4,

@@ -3,6 +3,7 @@
 use cubecl::prelude::*;
 
 use super::arguments::{KernelShape, Problem};
+use super::tile::{Rows, lane, rows_from, unit_row};
 
 /// Score of hidden pairs: finite, so that differences stay numbers.
 pub(super) const HIDDEN: f32 = -1e30;
@@ -77,6 +78,38 @@ pub(super) fn query_place(
     }
 }
 
+#[cube]
+impl QueryPlace {
+    /// The tile's rows of a tensor with `vectors` vectors a row.
+    pub fn rows(&self, #[comptime] vectors: usize) -> Rows {
+        rows_from(self.first_query, self.query_rows, vectors)
+    }
+
+    /// Rows of keys or values from `tile_key` on, of `vectors` vectors.
+    pub fn key_rows(&self, problem: &Problem, tile_key: usize, #[comptime] vectors: usize) -> Rows {
+        let valid = problem.keys as usize - tile_key;
+        rows_from(self.first_key + tile_key, valid, vectors)
+    }
+}
+
+/// Positions of a unit's query rows.
+#[cube]
+pub(super) fn query_positions(
+    plan: &[u32],
+    problem: &Problem,
+    place: &QueryPlace,
+    #[comptime] shape: KernelShape,
+) -> Array<usize> {
+    let blocking = comptime!(shape.blocking);
+    let mut positions = Array::<usize>::new(comptime!(blocking.rows));
+    #[unroll]
+    for r in 0..comptime!(blocking.rows) {
+        let row = place.first_row + unit_row(blocking) + comptime!(r * blocking.unit_rows);
+        positions[r] = query_position(plan, problem, place.batch, row, shape);
+    }
+    positions
+}
+
 /// The rows that see a key, and its position.
 #[derive(CubeType)]
 pub(super) struct Interval {
@@ -147,8 +180,8 @@ pub(super) fn sees(
     visible
 }
 
-/// Hides the scores of pairs of a unit's query rows, at these positions, with its keys of a tile that
-/// starts at `tile_key`.
+/// Hides the scores of pairs of a unit's query rows, at these positions, with its keys of a tile
+/// that starts at `tile_key`.
 #[cube]
 pub(super) fn hide_keys<A: Float>(
     scores: &mut Array<A>,
@@ -157,12 +190,11 @@ pub(super) fn hide_keys<A: Float>(
     problem: &Problem,
     place: &QueryPlace,
     tile_key: usize,
-    unit_row: usize,
-    lane: usize,
     #[comptime] shape: KernelShape,
 ) {
     let blocking = comptime!(shape.blocking);
     let columns = comptime!(blocking.columns);
+    let (unit_row, lane) = (unit_row(blocking), lane(blocking));
     #[unroll]
     for c in 0..columns {
         let key = tile_key + lane + comptime!(c * blocking.lanes);
@@ -195,6 +227,24 @@ pub(super) fn score<A: Float>(scaled: A, softcap: A, #[comptime] shape: KernelSh
         slope = A::new(1.0) - bounded * bounded;
     }
     Score::<A> { value, slope }
+}
+
+/// Turns products into scores and, next to them, their derivatives by the scaled product.
+#[cube]
+pub(super) fn scores_and_slopes<A: Float>(
+    scores: &mut Array<A>,
+    slopes: &mut Array<A>,
+    problem: &Problem,
+    #[comptime] shape: KernelShape,
+) {
+    let (scale, softcap) = (problem.scale.get::<A>(), problem.softcap.get::<A>());
+    let blocking = comptime!(shape.blocking);
+    #[unroll]
+    for at in 0..comptime!(blocking.rows * blocking.columns) {
+        let score = score::<A>(scores[at] * scale, softcap, shape);
+        scores[at] = score.value;
+        slopes[at] = score.slope;
+    }
 }
 
 /// `exp(score - shift)`, and exactly 0 for hidden pairs. NaN stays NaN.

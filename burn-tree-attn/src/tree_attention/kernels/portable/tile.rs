@@ -101,21 +101,42 @@ pub(super) struct Rows {
     pub valid: usize,
 }
 
-/// Copies vectors `from..from + width` of `count` rows of `vectors` to `stage`, from vector `to`
-/// on, `width + 1` apart.
+/// Rows from row `first` on, of `vectors` vectors, of which `valid` exist.
+#[cube]
+pub(super) fn rows_from(first: usize, valid: usize, #[comptime] vectors: usize) -> Rows {
+    Rows {
+        start: first * vectors,
+        valid,
+    }
+}
+
+/// Part of a tile in the staging buffer.
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    /// Rows of the tile.
+    rows: usize,
+    /// Vectors of a row of the tensor.
+    vectors: usize,
+    /// First vector of the part.
+    from: usize,
+    /// Vectors of a row of the part.
+    width: usize,
+    /// Where it starts in the buffer.
+    to: usize,
+}
+
+/// Copies a chunk of rows of `source` to `stage`, rows `width + 1` apart.
 #[cube]
 fn load<E: Float, A: Float, N: Size>(
     source: &[Vector<E, N>],
     rows: &Rows,
     stage: &mut Shared<[Vector<A, N>]>,
-    #[comptime] vectors: usize,
-    #[comptime] from: usize,
-    #[comptime] width: usize,
-    #[comptime] count: usize,
-    #[comptime] to: usize,
+    #[comptime] chunk: Chunk,
     #[comptime] blocking: Blocking,
 ) {
-    let total = comptime!(count * width);
+    let (vectors, from) = comptime!((chunk.vectors, chunk.from));
+    let (width, to) = comptime!((chunk.width, chunk.to));
+    let total = comptime!(chunk.rows * width);
     let mut at = UNIT_POS as usize;
     while at < total {
         let row = at / width;
@@ -127,6 +148,43 @@ fn load<E: Float, A: Float, N: Size>(
         stage[to + row * (width + 1) + column] = vector;
         at += comptime!(blocking.units());
     }
+}
+
+/// This unit's part of the results, of `vectors` vectors a row: zeros.
+#[cube]
+pub(super) fn zero_results<A: Float, N: Size>(
+    #[comptime] vectors: usize,
+    #[comptime] blocking: Blocking,
+) -> Array<Vector<A, N>> {
+    let length = comptime!(blocking.rows * blocking.vectors_per_unit(vectors));
+    let mut results = Array::<Vector<A, N>>::new(length);
+    #[unroll]
+    for at in 0..length {
+        results[at] = Vector::<A, N>::new(A::new(0.0));
+    }
+    results
+}
+
+/// One factor for each of this unit's rows.
+#[cube]
+pub(super) fn same_factors<A: Float>(factor: A, #[comptime] blocking: Blocking) -> Array<A> {
+    let mut factors = Array::<A>::new(comptime!(blocking.rows));
+    #[unroll]
+    for r in 0..comptime!(blocking.rows) {
+        factors[r] = factor;
+    }
+    factors
+}
+
+/// Where the weight of one of this unit's rows and columns is in the buffer of weights.
+#[cube]
+pub(super) fn weight_at(
+    #[comptime] row: usize,
+    #[comptime] column: usize,
+    #[comptime] blocking: Blocking,
+) -> usize {
+    let row = unit_row(blocking) + comptime!(row * blocking.unit_rows);
+    row * comptime!(blocking.right() + 1) + lane(blocking) + comptime!(column * blocking.lanes)
 }
 
 /// Scores of the left rows with the right rows: element `r * columns + c` becomes the product of
@@ -157,28 +215,20 @@ pub(super) fn score_products<E: Float, A: Float, N: Size>(
         let stride = comptime!(width + 1);
         let right_at = comptime!(blocking.left() * stride);
         sync_cube();
-        load::<E, A, N>(
-            left,
-            left_rows,
-            stage,
+        let left_chunk = comptime!(Chunk {
+            rows: blocking.left(),
             vectors,
             from,
             width,
-            comptime!(blocking.left()),
-            0usize,
-            blocking,
-        );
-        load::<E, A, N>(
-            right,
-            right_rows,
-            stage,
-            vectors,
-            from,
-            width,
-            comptime!(blocking.right()),
-            right_at,
-            blocking,
-        );
+            to: 0,
+        });
+        load::<E, A, N>(left, left_rows, stage, left_chunk, blocking);
+        let right_chunk = comptime!(Chunk {
+            rows: blocking.right(),
+            to: right_at,
+            ..left_chunk
+        });
+        load::<E, A, N>(right, right_rows, stage, right_chunk, blocking);
         sync_cube();
         let row_at = unit_row(blocking) * stride;
         let column_at = right_at + lane(blocking) * stride;
@@ -220,24 +270,21 @@ pub(super) fn add_weighted_rows<E: Float, A: Float, N: Size>(
     let row = unit_row(blocking);
     let lane = lane(blocking);
     #[unroll]
-    for chunk in 0..comptime!(vectors.div_ceil(blocking.result_chunk())) {
-        let from = comptime!(chunk * blocking.result_chunk());
-        let width = comptime!(blocking.result_chunk_width(chunk, vectors));
+    for part in 0..comptime!(vectors.div_ceil(blocking.result_chunk())) {
+        let from = comptime!(part * blocking.result_chunk());
+        let width = comptime!(blocking.result_chunk_width(part, vectors));
         let stride = comptime!(width + 1);
         let here = comptime!(width.div_ceil(lanes));
-        let first = comptime!(chunk * blocking.result_chunk().div_ceil(lanes));
+        let first = comptime!(part * blocking.result_chunk().div_ceil(lanes));
         sync_cube();
-        load::<E, A, N>(
-            right,
-            right_rows,
-            stage,
+        let chunk = comptime!(Chunk {
+            rows: blocking.right(),
             vectors,
             from,
             width,
-            comptime!(blocking.right()),
-            0usize,
-            blocking,
-        );
+            to: 0,
+        });
+        load::<E, A, N>(right, right_rows, stage, chunk, blocking);
         sync_cube();
         for k in 0..comptime!(blocking.right()) {
             let mut row_weights = Array::<Vector<A, N>>::new(rows);

@@ -2,6 +2,7 @@
 
 use cubecl::prelude::*;
 
+use super::arguments::Scores;
 use burn_tree_kit::cube::matrix::*;
 
 /// Query rows of a tile of the plan.
@@ -47,31 +48,6 @@ impl BackwardConfig {
     }
 }
 
-/// Sizes of a call.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Sizes {
-    pub n_queries: u32,
-    pub n_keys: u32,
-    pub kv_heads: u32,
-    /// Query heads per key head.
-    pub group: u32,
-    pub batches: u32,
-}
-
-/// How products of queries and keys become scores.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(crate) struct Scores {
-    /// Factor of the products.
-    pub scale: f32,
-    /// Factor of the products, or of the hyperbolic tangent if scores are softcapped, times
-    /// log2(e).
-    pub scale_log2: f32,
-    /// If scores are softcapped, factor of the products in the hyperbolic tangent.
-    pub cap_scale: f32,
-    /// Length of the sliding window, if there is one.
-    pub window: u32,
-}
-
 /// Exponent of a probability as a power of two, from the product of query and key and the row's
 /// log-sum-exp to base 2.
 #[cube]
@@ -107,9 +83,23 @@ pub(crate) fn powers(exponents: Accumulator) -> Accumulator {
     powers
 }
 
+/// The `count` 8-column blocks of a warpgroup's products.
+#[cube]
+pub(crate) fn tiles_of<N: Size>(
+    products: Vector<f32, N>,
+    #[comptime] count: usize,
+) -> Array<Accumulator> {
+    let mut tiles = Array::<Accumulator>::new(count);
+    #[unroll]
+    for n in 0..count {
+        tiles[n] = tile_of::<N>(products, n);
+    }
+    tiles
+}
+
 /// The `n`th 8-column block of a warpgroup's products.
 #[cube]
-pub(crate) fn tile_of<N: Size>(products: Vector<f32, N>, #[comptime] n: usize) -> Accumulator {
+fn tile_of<N: Size>(products: Vector<f32, N>, #[comptime] n: usize) -> Accumulator {
     let mut tile = Accumulator::empty();
     #[unroll]
     for i in 0..4usize {
@@ -142,89 +132,6 @@ pub(crate) fn pack_products<E: Float>(
         fragment.insert(i, pack::<E>(low, high));
     }
     fragment
-}
-
-/// Adds to `products` (`blocks` x `right_rows / 8` tiles) the products of `blocks * 16` rows of one
-/// tile with `right_rows` rows of another. Addresses: of the first rows, plus the lane's offset
-/// by rows and by columns.
-#[cube]
-pub(crate) fn multiply_blocks<E: Float>(
-    products: &mut Array<Accumulator>,
-    left_address: u32,
-    right_address: u32,
-    #[comptime] head_dim: usize,
-    #[comptime] blocks: usize,
-    #[comptime] right_rows: usize,
-) {
-    let stride = comptime!(row_stride(head_dim));
-    let tiles = comptime!(right_rows / 8);
-    #[unroll]
-    for k in 0..comptime!(head_dim / 16) {
-        let mut left = Array::<Fragment>::new(blocks);
-        #[unroll]
-        for block in 0..blocks {
-            let offset = comptime!(block * 16 * stride + k * 32);
-            left[block] = load_block(left_address, offset, false);
-        }
-        #[unroll]
-        for n in 0..comptime!(right_rows / 16) {
-            let right = load_block(right_address, comptime!(n * 16 * stride + k * 32), false);
-            #[unroll]
-            for block in 0..blocks {
-                add_product::<E>(
-                    products,
-                    comptime!(block * tiles + 2 * n),
-                    left[block],
-                    right,
-                );
-            }
-        }
-    }
-}
-
-/// Adds to `sums` (`blocks` x `head_dim / 8` tiles) the product of `left` (`blocks` x
-/// `right_rows / 16` operands) with `right_rows` rows of a tile, whose first has the address,
-/// plus the lane's offset by rows.
-#[cube]
-pub(crate) fn add_blocks<E: Float>(
-    sums: &mut Array<Accumulator>,
-    left: &Array<Fragment>,
-    right_address: u32,
-    #[comptime] head_dim: usize,
-    #[comptime] blocks: usize,
-    #[comptime] right_rows: usize,
-) {
-    let stride = comptime!(row_stride(head_dim));
-    let tiles = comptime!(head_dim / 8);
-    #[unroll]
-    for k in 0..comptime!(right_rows / 16) {
-        #[unroll]
-        for n in 0..comptime!(head_dim / 16) {
-            let right = load_block(right_address, comptime!(k * 16 * stride + n * 32), true);
-            #[unroll]
-            for block in 0..blocks {
-                let of_left = left[comptime!(block * right_rows / 16 + k)];
-                add_product::<E>(sums, comptime!(block * tiles + 2 * n), of_left, right);
-            }
-        }
-    }
-}
-
-/// Adds a 16 x 16 product to the accumulators `at` and `at + 1`.
-#[cube]
-fn add_product<E: Float>(
-    sums: &mut Array<Accumulator>,
-    #[comptime] at: usize,
-    left: Fragment,
-    right: Fragment,
-) {
-    sums[at] = multiply_add::<E>(left, right.extract(0usize), right.extract(1usize), sums[at]);
-    sums[at + 1] = multiply_add::<E>(
-        left,
-        right.extract(2usize),
-        right.extract(3usize),
-        sums[at + 1],
-    );
 }
 
 /// Writes a plane's sums times `factor`, rounded, to rows of a tile in shared memory, which the

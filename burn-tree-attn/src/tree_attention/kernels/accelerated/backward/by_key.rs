@@ -2,7 +2,9 @@
 
 use cubecl::prelude::*;
 
-use super::super::arguments::{Lists, Mask, tile_at};
+use super::super::arguments::{Lists, Mask, Sizes, tile_at};
+use super::super::products::hide_unless;
+use super::arguments::{BackwardTensors, Scores};
 use super::blocks::*;
 use burn_tree_kit::cube::matrix::*;
 
@@ -11,8 +13,9 @@ use burn_tree_kit::cube::matrix::*;
 pub(super) struct KeyTile {
     /// Rows of a head in the statistics.
     pub padded_queries: u32,
-    /// Number of the cube among those that share the tile.
+    /// Number of the cube among the `splits` that share the tile.
     pub split: u32,
+    pub splits: u32,
     pub kv_head: u32,
     pub batch: u32,
     /// First key of the tile in its batch row.
@@ -41,6 +44,7 @@ pub(super) fn key_tile(lists: &Lists, sizes: &Sizes, splits: u32) -> KeyTile {
     KeyTile {
         padded_queries,
         split,
+        splits,
         kv_head,
         batch: tile.batch,
         first_key: tile.first,
@@ -67,9 +71,7 @@ pub(super) struct QuerySide {
 /// What the cube of a tile streams.
 #[cube]
 pub(super) fn query_side<E: Float>(
-    query: &[E],
-    grad_output: &[E],
-    statistics: &[f32],
+    tensors: &BackwardTensors<E>,
     tile: &KeyTile,
     sizes: &Sizes,
     #[comptime] head_dim: usize,
@@ -81,9 +83,9 @@ pub(super) fn query_side<E: Float>(
         * u64::cast_from(sizes.n_queries)
         * comptime!(2 * head_dim as u64);
     QuerySide {
-        query: global_address::<E>(query) + head_offset,
-        grad_output: global_address::<E>(grad_output) + head_offset,
-        statistics: global_address::<f32>(statistics)
+        query: global_address::<E>(&tensors.query) + head_offset,
+        grad_output: global_address::<E>(&tensors.grad_output) + head_offset,
+        statistics: global_address::<f32>(&tensors.statistics)
             + u64::cast_from(first_head) * u64::cast_from(tile.padded_queries) * 4,
         second_statistic: u64::cast_from(sizes.batches * query_heads)
             * u64::cast_from(tile.padded_queries)
@@ -103,21 +105,42 @@ pub(super) fn first_key_row(tile: &KeyTile, sizes: &Sizes) -> u64 {
 /// The steps of a cube: for each of its heads, the tile's list.
 #[derive(CubeType)]
 pub(super) struct Steps {
-    /// In the list, of the step after the current one.
-    pub index: u32,
-    /// Of that step.
-    pub head: u32,
+    /// Entry of the current step.
+    pub entry: u32,
+    /// Entry and head of the step after it.
+    pub next_entry: u32,
+    pub next_head: u32,
+    /// Where that entry is in the list.
+    index: u32,
+}
+
+/// Before the first step.
+#[cube]
+pub(super) fn steps_of(tile: &KeyTile) -> Steps {
+    Steps {
+        entry: 0u32,
+        next_entry: 0u32,
+        next_head: 0u32,
+        index: tile.begin,
+    }
 }
 
 #[cube]
 impl Steps {
+    /// Reads the entry of the first step.
+    pub fn start(&mut self, lists: &Lists) {
+        self.next_entry = lists.entries[self.index as usize];
+    }
+
     /// Goes one step further.
-    pub fn advance(&mut self, tile: &KeyTile) {
+    pub fn advance(&mut self, tile: &KeyTile, lists: &Lists) {
+        self.entry = self.next_entry;
         self.index += 1;
         if self.index == tile.end {
             self.index = tile.begin;
-            self.head += 1;
+            self.next_head += 1;
         }
+        self.next_entry = lists.entries[self.index as usize];
     }
 }
 
@@ -131,15 +154,16 @@ pub(super) struct QueryRows {
     pub grad_output: u64,
 }
 
+/// Those of the next step.
 #[cube]
 pub(super) fn query_rows(
     side: &QuerySide,
-    entry: u32,
-    head: u32,
+    steps: &Steps,
     #[comptime] head_dim: usize,
 ) -> QueryRows {
-    let first = (entry >> 1) * comptime!(QUERY_ROWS as u32);
-    let row = u64::cast_from(head) * u64::cast_from(side.n_queries) + u64::cast_from(first);
+    let first = (steps.next_entry >> 1) * comptime!(QUERY_ROWS as u32);
+    let row =
+        u64::cast_from(steps.next_head) * u64::cast_from(side.n_queries) + u64::cast_from(first);
     let offset = row * comptime!(2 * head_dim as u64);
     QueryRows {
         first,
@@ -164,6 +188,16 @@ pub(super) fn copy_statistics(side: &QuerySide, first: u32, head: u32, statistic
     }
 }
 
+/// The statistics of two neighbouring query rows, in shared memory.
+#[cube]
+pub(super) fn statistics_of_pair(statistics: u32, #[comptime] offset: usize) -> (f32, f32) {
+    let pair = load_pair(statistics, offset);
+    (
+        f32::reinterpret(pair.extract(0usize)),
+        f32::reinterpret(pair.extract(1usize)),
+    )
+}
+
 /// Turns products of keys and queries into the exponents of probabilities as powers of two.
 /// `statistics`: address of the log-sum-exps of the lane's first columns.
 #[cube]
@@ -176,11 +210,7 @@ pub(super) fn exponents_of_keys(
     let product_tiles = comptime!(QUERY_ROWS / 8);
     #[unroll]
     for n in 0..product_tiles {
-        let pair = load_pair(statistics, comptime!(n * 32));
-        let (first, second) = (
-            f32::reinterpret(pair.extract(0usize)),
-            f32::reinterpret(pair.extract(1usize)),
-        );
+        let (first, second) = statistics_of_pair(statistics, comptime!(n * 32));
         #[unroll]
         for block in 0..comptime!(config.blocks) {
             let at = comptime!(block * product_tiles + n);
@@ -216,11 +246,7 @@ pub(super) fn cap_slopes_of_keys(
     #[comptime] offset: usize,
     scores: &Scores,
 ) -> Accumulator {
-    let pair = load_pair(statistics, offset);
-    let (first, second) = (
-        f32::reinterpret(pair.extract(0usize)),
-        f32::reinterpret(pair.extract(1usize)),
-    );
+    let (first, second) = statistics_of_pair(statistics, offset);
     let mut slopes = Accumulator::empty();
     slopes.insert(
         0usize,
@@ -293,10 +319,37 @@ pub(super) fn hide_of_keys(
             }
             let at = comptime!(block * product_tiles + n);
             let element = comptime!(2 * half + column);
-            let mut tile = exponents[at];
-            let hidden = f32::NEG_INFINITY;
-            tile.insert(element, select(visible, tile.extract(element), hidden));
-            exponents[at] = tile;
+            hide_unless(visible, exponents, at, element);
         }
+    }
+}
+
+/// Writes a plane's sums times `factor` to the gradient at `to`: those of the tile's keys from
+/// `plane_row` on. `rows`: where the plane stages them in shared memory.
+#[cube]
+pub(super) fn store_key_sums<E: Float>(
+    sums: &Array<Accumulator>,
+    to: u64,
+    rows: u32,
+    factor: f32,
+    plane_row: u32,
+    tile: &KeyTile,
+    sizes: &Sizes,
+    #[comptime] config: BackwardConfig,
+) {
+    let (dim, blocks) = comptime!((config.head_dim, config.blocks));
+    let lane = UNIT_POS_X % 32;
+    // Signed, since all rows of the plane may overhang.
+    let valid = i32::cast_from(sizes.n_keys - tile.first_key) - i32::cast_from(plane_row);
+    let row = first_key_row(tile, sizes) + u64::cast_from(plane_row);
+    if tile.splits > 1 {
+        let rows = u64::cast_from(sizes.batches * sizes.kv_heads) * u64::cast_from(sizes.n_keys);
+        let row = row + u64::cast_from(tile.split) * rows;
+        let to = to + row * comptime!(4 * dim as u64);
+        store_sums(sums, to, lane, factor, valid, dim, blocks);
+    } else {
+        stage_sums::<E>(sums, rows, lane, factor, dim, blocks);
+        let to = to + row * comptime!(2 * dim as u64);
+        store_rows(rows, to, lane, valid, dim, comptime!(16 * blocks));
     }
 }

@@ -15,9 +15,11 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::super::arguments::{Lists, Mask};
+use super::super::arguments::{Plan, Sizes};
 use super::super::barrier::*;
 use super::super::copies::copy_rows_of_both;
+use super::super::products::*;
+use super::arguments::*;
 use super::blocks::*;
 use super::by_key::*;
 use burn_tree_kit::cube::matrix::*;
@@ -71,68 +73,29 @@ impl BackwardConfig {
     }
 }
 
-/// Starts the copies of a query tile of a head into a stage, after which units arrive at `barrier`.
-#[cube]
-fn copy_stage(
-    side: &QuerySide,
-    entry: u32,
-    head: u32,
-    stage: u32,
-    barrier: u32,
-    #[comptime] config: BackwardConfig,
-) {
-    let (dim, units) = comptime!((config.head_dim, config.key_units()));
-    let tile_bytes = comptime!(tile_bytes(QUERY_ROWS, dim) as u32);
-    let rows = query_rows(side, entry, head, dim);
-    let (query, gradient, valid) = (rows.query, rows.grad_output, side.n_queries - rows.first);
-    if valid >= comptime!(QUERY_ROWS as u32) {
-        copy_rows_of_both(query, gradient, stage, valid, QUERY_ROWS, dim, units, false);
-    } else {
-        copy_rows_of_both(query, gradient, stage, valid, QUERY_ROWS, dim, units, true);
-    }
-    copy_statistics(side, rows.first, head, stage + 2 * tile_bytes);
-    arrive_after_copies(barrier);
-}
-
 /// Gradients of the keys and values of one tile of keys and one key head.
 ///
-/// * `query`, `grad_output` `[B, Hq, N, D]`, `key`, `value`, `grad_key`, `grad_value`
-///   `[B, Hkv, M, D]`, contiguous
-/// * `statistics`: of [`row_statistics`](super::statistics::row_statistics)
-/// * `lists`: the plan by key tiles
-/// * `splits`: number of cubes that share a tile, a divisor of `group`; if it is not 1, gradients
-///   are `[splits, B, Hkv, M, D]` in f32
+/// * `plan`: by key tiles
+/// * `splits`: number of cubes that share a tile, a divisor of the group
 ///
-/// Cubes: x = for each tile in `order`, the key heads, for each of them the splits.
+/// Cubes: x = for each tile in the plan's order, the key heads, for each of them the splits.
 #[cube(launch_unchecked)]
 pub(crate) fn tree_attention_backward_key_value<E: Float>(
-    query: &[E],
-    key: &[E],
-    value: &[E],
-    grad_output: &[E],
-    statistics: &[f32],
-    mask: Mask,
-    lists: Lists,
-    grad_key: &mut [Vector<u32, Const<4>>],
-    grad_value: &mut [Vector<u32, Const<4>>],
-    sizes: Sizes,
+    tensors: &BackwardTensors<E>,
+    plan: &Plan,
+    gradients: &mut KeyGradients,
+    sizes: &Sizes,
     splits: u32,
-    scores: Scores,
+    scores: &Scores,
     #[comptime] config: BackwardConfig,
     #[define(E)] _dtype: ElemType,
 ) {
     let (dim, blocks) = comptime!((config.head_dim, config.blocks));
-    let stride = comptime!(row_stride(dim));
     let key_tile_bytes = comptime!(tile_bytes(KEY_ROWS, dim) as u32);
     let query_tile_bytes = comptime!(tile_bytes(QUERY_ROWS, dim) as u32);
+    let stage_bytes = comptime!(config.query_stage_bytes() as u32);
     let layout = comptime!(config.key_layout());
-    // 8-column tiles of the products of a key and a query tile, and of the gradients.
-    let product_tiles = comptime!(QUERY_ROWS / 8);
-    let sum_tiles = comptime!(dim / 8);
-
-    let tile = key_tile(&lists, &sizes, splits);
-    let steps = tile.steps;
-
+    let tile = key_tile(&plan.lists, sizes, splits);
     let lane = UNIT_POS_X % 32;
     let plane = UNIT_POS_X / 32;
     let pair = plane % comptime!(config.pairs() as u32);
@@ -146,61 +109,25 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
     let filled = shared + comptime!(layout.barriers as u32);
     let emptied = filled + comptime!(2 * BARRIER_BYTES as u32);
     if UNIT_POS_X == 0 {
-        init_stage_barriers(
-            filled,
-            emptied,
-            comptime!(config.key_units()),
-            comptime!(config.key_planes()),
-        );
+        let (units, planes) = comptime!((config.key_units(), config.key_planes()));
+        init_stage_barriers(filled, emptied, units, planes);
     }
     sync_cube();
 
-    let side = query_side::<E>(query, grad_output, statistics, &tile, &sizes, dim);
-    let key_row = first_key_row(&tile, &sizes);
-    let key_offset = key_row * comptime!(2 * dim as u64);
-    let valid_keys = sizes.n_keys - tile.first_key;
-    let units = comptime!(config.key_units());
-    copy_rows(
-        global_address::<E>(key) + key_offset,
-        shared,
-        UNIT_POS_X,
-        valid_keys,
-        KEY_ROWS,
-        dim,
-        units,
-        true,
-    );
-    copy_rows(
-        global_address::<E>(value) + key_offset,
-        shared + key_tile_bytes,
-        UNIT_POS_X,
-        valid_keys,
-        KEY_ROWS,
-        dim,
-        units,
-        true,
-    );
-    commit_copies();
-
-    let mut next = Steps {
-        index: tile.begin,
-        head: 0u32,
-    };
-    let mut entry = 0u32;
-    let mut next_entry = 0u32;
-    if steps > 0 {
-        entry = lists.entries[tile.begin as usize];
-        copy_stage(&side, entry, 0u32, stages, filled, config);
-        next.advance(&tile);
-        next_entry = lists.entries[next.index as usize];
+    let side = query_side::<E>(tensors, &tile, sizes, dim);
+    copy_keys::<E>(tensors, &tile, sizes, shared, config);
+    let mut steps = steps_of(&tile);
+    if tile.steps > 0 {
+        steps.start(&plan.lists);
+        copy_stage(&side, &steps, stages, filled, config);
+        steps.advance(&tile, &plan.lists);
     }
     wait_copies(0usize);
     sync_cube();
 
-    let left_address = shared
-        + role * key_tile_bytes
-        + plane_row * comptime!(stride as u32)
-        + lane_offset_by_rows(lane, dim);
+    // Each plane reads the keys or the values, then stages its sums there.
+    let rows = shared + role * key_tile_bytes + plane_row * comptime!(row_stride(dim) as u32);
+    let left_address = rows + lane_offset_by_rows(lane, dim);
     let product_lane = lane_offset_by_columns(lane, dim) + role * query_tile_bytes;
     let sum_lane = lane_offset_by_rows(lane, dim) + (1 - role) * query_tile_bytes;
     let statistics_lane = 2 * query_tile_bytes + lane % 4 * 8;
@@ -208,46 +135,15 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
         + comptime!(layout.probabilities as u32)
         + plane_row * comptime!(2 * QUERY_ROWS as u32)
         + lane * CHUNK as u32;
+    let mut sums = zero_sums(comptime!(blocks * dim / 8));
 
-    let mut sums = Array::<Accumulator>::new(comptime!(blocks * sum_tiles));
-    #[unroll]
-    for i in 0..comptime!(blocks * sum_tiles) {
-        sums[i] = Accumulator::new(0.0f32);
-    }
-
-    for step in 0..steps {
+    for step in 0..tile.steps {
         let slot = step % 2;
-        let parity = step / 2 % 2;
-        let stage = stages + slot * comptime!(config.query_stage_bytes() as u32);
-        wait_barrier(filled + slot * BARRIER_BYTES as u32, parity);
+        let stage = stages + slot * stage_bytes;
+        let statistics = stage + statistics_lane;
+        wait_barrier(filled + slot * BARRIER_BYTES as u32, step / 2 % 2);
 
-        // K Q^T, or V dO^T minus the row's sum of output times gradient.
-        let mut products = Array::<Accumulator>::new(comptime!(blocks * product_tiles));
-        if role == 0 {
-            #[unroll]
-            for i in 0..comptime!(blocks * product_tiles) {
-                products[i] = Accumulator::new(0.0f32);
-            }
-        } else {
-            #[unroll]
-            for n in 0..product_tiles {
-                let offset = comptime!(4 * QUERY_ROWS + n * 32);
-                let pair = load_pair(stage + statistics_lane, offset);
-                let (first, second) = (
-                    f32::reinterpret(pair.extract(0usize)),
-                    f32::reinterpret(pair.extract(1usize)),
-                );
-                #[unroll]
-                for block in 0..blocks {
-                    let mut start = Accumulator::empty();
-                    start.insert(0usize, first);
-                    start.insert(1usize, second);
-                    start.insert(2usize, first);
-                    start.insert(3usize, second);
-                    products[comptime!(block * product_tiles + n)] = start;
-                }
-            }
-        }
+        let mut products = first_products(role, statistics, config);
         multiply_blocks::<E>(
             &mut products,
             left_address,
@@ -257,75 +153,37 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
             QUERY_ROWS,
         );
 
-        // The other stage is refilled once all planes have left it. In the last step, too, they must
-        // have: the probabilities of the step before have been read.
+        // The other stage is refilled once all planes have left it. In the last step, too, they
+        // must have: the probabilities of the step before have been read.
         let other = 1 - slot;
         if step > 0 {
             wait_barrier(emptied + other * BARRIER_BYTES as u32, (step - 1) / 2 % 2);
         }
-        if step + 1 < steps {
-            copy_stage(
-                &side,
-                next_entry,
-                next.head,
-                stages + other * comptime!(config.query_stage_bytes() as u32),
-                filled + other * BARRIER_BYTES as u32,
-                config,
-            );
+        if step + 1 < tile.steps {
+            let barrier = filled + other * BARRIER_BYTES as u32;
+            copy_stage(&side, &steps, stages + other * stage_bytes, barrier, config);
         }
 
-        let mut left = Array::<Fragment>::new(comptime!(blocks * product_tiles / 2));
+        let mut left = Array::<Fragment>::new(comptime!(blocks * QUERY_ROWS / 16));
         if role == 0 {
-            exponents_of_keys(&mut products, stage + statistics_lane, &scores, config);
-            if entry & 1 == 1 {
+            exponents_of_keys(&mut products, statistics, scores, config);
+            if steps.entry & 1 == 1 {
                 hide_of_keys(
                     &mut products,
-                    &mask,
+                    &plan.mask,
                     tile.batch,
                     tile.first_key + plane_row + lane / 4,
-                    (entry >> 1) * comptime!(QUERY_ROWS as u32) + lane % 4 * 2,
-                    &sizes,
+                    (steps.entry >> 1) * comptime!(QUERY_ROWS as u32) + lane % 4 * 2,
+                    sizes,
                     scores.window,
                     config,
                 );
             }
-            #[unroll]
-            for i in 0..comptime!(blocks * product_tiles / 2) {
-                let (first, second) = (products[2 * i], products[2 * i + 1]);
-                let (first_power, second_power) = (powers(first), powers(second));
-                let probabilities = pack_left::<E>(first_power, second_power);
-                left[i] = probabilities;
-                if comptime!(config.capped) {
-                    let offset = comptime!(2 * i % product_tiles * 32);
-                    let slopes = pack_left::<E>(
-                        cap_slopes_of_keys(
-                            first_power,
-                            first,
-                            stage + statistics_lane,
-                            offset,
-                            &scores,
-                        ),
-                        cap_slopes_of_keys(
-                            second_power,
-                            second,
-                            stage + statistics_lane,
-                            comptime!(offset + 32),
-                            &scores,
-                        ),
-                    );
-                    store_chunk(exchange, comptime!(i * PLANE * CHUNK), slopes);
-                } else {
-                    store_chunk(exchange, comptime!(i * PLANE * CHUNK), probabilities);
-                }
-            }
+            send_probabilities::<E>(&mut left, &products, statistics, exchange, scores, config);
             signal_units(pair + 1, comptime!(2 * PLANE));
         } else {
             wait_for_units(pair + 1, comptime!(2 * PLANE));
-            #[unroll]
-            for i in 0..comptime!(blocks * product_tiles / 2) {
-                let probabilities = load_chunk(exchange, comptime!(i * PLANE * CHUNK));
-                left[i] = pack_products::<E>(probabilities, products[2 * i], products[2 * i + 1]);
-            }
+            receive_probabilities::<E>(&mut left, &products, exchange, config);
         }
 
         // P^T dO, or dS^T Q.
@@ -334,37 +192,143 @@ pub(crate) fn tree_attention_backward_key_value<E: Float>(
         if lane == 0 {
             arrive(emptied + slot * BARRIER_BYTES as u32);
         }
-
-        entry = next_entry;
-        next.advance(&tile);
-        next_entry = lists.entries[next.index as usize];
+        steps.advance(&tile, &plan.lists);
     }
 
     let factor = select(role == 0, 1.0f32, scores.scale);
-    let mut to = output_address(grad_value);
+    let mut to = output_address(&mut gradients.value);
     if role == 1 {
-        to = output_address(grad_key);
+        to = output_address(&mut gradients.key);
     }
-    // Signed, since all rows of the plane may overhang.
-    let valid = i32::cast_from(valid_keys) - i32::cast_from(plane_row);
-    let row = key_row + u64::cast_from(plane_row);
-    if splits > 1 {
-        let rows = u64::cast_from(sizes.batches * sizes.kv_heads) * u64::cast_from(sizes.n_keys);
-        let row = row + u64::cast_from(tile.split) * rows;
-        store_sums(
-            &sums,
-            to + row * comptime!(4 * dim as u64),
-            lane,
-            factor,
-            valid,
-            dim,
-            blocks,
-        );
+    store_key_sums::<E>(&sums, to, rows, factor, plane_row, &tile, sizes, config);
+}
+
+/// Starts the copies of a tile's keys and values.
+#[cube]
+fn copy_keys<E: Float>(
+    tensors: &BackwardTensors<E>,
+    tile: &KeyTile,
+    sizes: &Sizes,
+    shared: u32,
+    #[comptime] config: BackwardConfig,
+) {
+    let (dim, units) = comptime!((config.head_dim, config.key_units()));
+    let offset = first_key_row(tile, sizes) * comptime!(2 * dim as u64);
+    copy_rows_of_both(
+        global_address::<E>(&tensors.key) + offset,
+        global_address::<E>(&tensors.value) + offset,
+        shared,
+        sizes.n_keys - tile.first_key,
+        KEY_ROWS,
+        dim,
+        units,
+        true,
+    );
+    commit_copies();
+}
+
+/// Starts the copies of the next step's query tile into a stage, after which units arrive at
+/// `barrier`.
+#[cube]
+fn copy_stage(
+    side: &QuerySide,
+    steps: &Steps,
+    stage: u32,
+    barrier: u32,
+    #[comptime] config: BackwardConfig,
+) {
+    let (dim, units) = comptime!((config.head_dim, config.key_units()));
+    let rows = query_rows(side, steps, dim);
+    let (query, gradient, valid) = (rows.query, rows.grad_output, side.n_queries - rows.first);
+    if valid >= comptime!(QUERY_ROWS as u32) {
+        copy_rows_of_both(query, gradient, stage, valid, QUERY_ROWS, dim, units, false);
     } else {
-        // Each plane stages its sums where its keys or values were: no other plane reads them.
-        let rows = shared + role * key_tile_bytes + plane_row * comptime!(stride as u32);
-        stage_sums::<E>(&sums, rows, lane, factor, dim, blocks);
-        let to = to + row * comptime!(2 * dim as u64);
-        store_rows(rows, to, lane, valid, dim, comptime!(16 * blocks));
+        copy_rows_of_both(query, gradient, stage, valid, QUERY_ROWS, dim, units, true);
+    }
+    let statistics = stage + comptime!(2 * tile_bytes(QUERY_ROWS, dim) as u32);
+    copy_statistics(side, rows.first, steps.next_head, statistics);
+    arrive_after_copies(barrier);
+}
+
+/// What the products of a step start from: zero for `K Q^T` (role 0), minus the row's sum of output
+/// times gradient for `V dO^T`. `statistics`: those of the lane's first columns.
+#[cube]
+fn first_products(
+    role: u32,
+    statistics: u32,
+    #[comptime] config: BackwardConfig,
+) -> Array<Accumulator> {
+    // 8-column tiles of the products of a key and a query tile.
+    let (blocks, product_tiles) = comptime!((config.blocks, QUERY_ROWS / 8));
+    let mut products = Array::<Accumulator>::new(comptime!(blocks * product_tiles));
+    if role == 0 {
+        #[unroll]
+        for i in 0..comptime!(blocks * product_tiles) {
+            products[i] = Accumulator::new(0.0f32);
+        }
+    } else {
+        #[unroll]
+        for n in 0..product_tiles {
+            let offset = comptime!(4 * QUERY_ROWS + n * 32);
+            let (first, second) = statistics_of_pair(statistics, offset);
+            #[unroll]
+            for block in 0..blocks {
+                let mut start = Accumulator::empty();
+                start.insert(0usize, first);
+                start.insert(1usize, second);
+                start.insert(2usize, first);
+                start.insert(3usize, second);
+                products[comptime!(block * product_tiles + n)] = start;
+            }
+        }
+    }
+    products
+}
+
+/// Turns exponents into probabilities, packed as left operands, and leaves them for the other plane
+/// of the pair at `exchange`; if scores are softcapped, times the slope of the cap.
+#[cube]
+fn send_probabilities<E: Float>(
+    left: &mut Array<Fragment>,
+    exponents: &Array<Accumulator>,
+    statistics: u32,
+    exchange: u32,
+    scores: &Scores,
+    #[comptime] config: BackwardConfig,
+) {
+    let product_tiles = comptime!(QUERY_ROWS / 8);
+    #[unroll]
+    for i in 0..comptime!(config.blocks * product_tiles / 2) {
+        let (first, second) = (exponents[2 * i], exponents[2 * i + 1]);
+        let (first_power, second_power) = (powers(first), powers(second));
+        let probabilities = pack_left::<E>(first_power, second_power);
+        left[i] = probabilities;
+        if comptime!(config.capped) {
+            let offset = comptime!(2 * i % product_tiles * 32);
+            let next = comptime!(offset + 32);
+            let slopes = pack_left::<E>(
+                cap_slopes_of_keys(first_power, first, statistics, offset, scores),
+                cap_slopes_of_keys(second_power, second, statistics, next, scores),
+            );
+            store_chunk(exchange, comptime!(i * PLANE * CHUNK), slopes);
+        } else {
+            store_chunk(exchange, comptime!(i * PLANE * CHUNK), probabilities);
+        }
+    }
+}
+
+/// Turns products into derivatives of the scores with what the other plane of the pair left at
+/// `exchange`, packed as left operands.
+#[cube]
+fn receive_probabilities<E: Float>(
+    left: &mut Array<Fragment>,
+    products: &Array<Accumulator>,
+    exchange: u32,
+    #[comptime] config: BackwardConfig,
+) {
+    #[unroll]
+    for i in 0..comptime!(config.blocks * QUERY_ROWS / 16) {
+        let probabilities = load_chunk(exchange, comptime!(i * PLANE * CHUNK));
+        left[i] = pack_products::<E>(probabilities, products[2 * i], products[2 * i + 1]);
     }
 }

@@ -8,9 +8,10 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::super::arguments::{Lists, Mask};
+use super::super::arguments::{Plan, Sizes};
 use super::super::copies::copy_panels_of_both;
 use super::super::warpgroup::*;
+use super::arguments::*;
 use super::blocks::*;
 use super::by_key::*;
 use burn_tree_kit::cube::matrix::*;
@@ -30,107 +31,52 @@ impl BackwardConfig {
         6 * self.panel_bytes()
     }
 
+    /// Bytes of the statistics of a stage.
+    fn statistics_bytes(&self) -> usize {
+        2 * 4 * QUERY_ROWS
+    }
+
     /// Bytes of shared memory of a cube of the key and value kernel of warpgroups.
     pub fn warpgroup_key_shared_bytes(&self) -> usize {
-        self.warpgroup_statistics() + 2 * 2 * 4 * QUERY_ROWS
+        self.warpgroup_statistics() + 2 * self.statistics_bytes()
     }
-}
-
-/// Starts the copies of a query tile of a head into a stage.
-#[cube]
-fn copy_stage(
-    side: &QuerySide,
-    entry: u32,
-    head: u32,
-    stage: u32,
-    statistics: u32,
-    #[comptime] config: BackwardConfig,
-) {
-    let dim = config.head_dim;
-    let rows = query_rows(side, entry, head, dim);
-    let (query, gradient) = (rows.query, rows.grad_output);
-    let to = stage + comptime!(config.panel_bytes() as u32);
-    let valid = side.n_queries - rows.first;
-    if valid >= comptime!(QUERY_ROWS as u32) {
-        copy_panels_of_both(
-            query, gradient, stage, to, valid, QUERY_ROWS, dim, UNITS, false,
-        );
-    } else {
-        copy_panels_of_both(
-            query, gradient, stage, to, valid, QUERY_ROWS, dim, UNITS, true,
-        );
-    }
-    copy_statistics(side, rows.first, head, statistics);
-    commit_copies();
 }
 
 /// Arguments and cubes as those of
 /// [`tree_attention_backward_key_value`](super::key_value::tree_attention_backward_key_value).
 #[cube(launch_unchecked)]
 pub(crate) fn tree_attention_backward_key_value_warpgroup<E: Float>(
-    query: &[E],
-    key: &[E],
-    value: &[E],
-    grad_output: &[E],
-    statistics: &[f32],
-    mask: Mask,
-    lists: Lists,
-    grad_key: &mut [Vector<u32, Const<4>>],
-    grad_value: &mut [Vector<u32, Const<4>>],
-    sizes: Sizes,
+    tensors: &BackwardTensors<E>,
+    plan: &Plan,
+    gradients: &mut KeyGradients,
+    sizes: &Sizes,
     splits: u32,
-    scores: Scores,
+    scores: &Scores,
     #[comptime] config: BackwardConfig,
     #[define(E)] _dtype: ElemType,
 ) {
     let dim = config.head_dim;
     let panel_bytes = comptime!(config.panel_bytes() as u32);
-    let product_tiles = comptime!(QUERY_ROWS / 8);
     let size!(ProductSize) = comptime!(QUERY_ROWS / 2);
     let size!(LeftSize) = comptime!(QUERY_ROWS / 4);
     let size!(SumSize) = comptime!(dim / 2);
 
-    let tile = key_tile(&lists, &sizes, splits);
-    let steps = tile.steps;
-
+    let tile = key_tile(&plan.lists, sizes, splits);
     let lane = UNIT_POS_X % 32;
     let plane_row = UNIT_POS_X / 32 * 16;
-
     let memory = Shared::<[u32]>::new_aligned_slice(
         comptime!(config.warpgroup_key_shared_bytes() / 4),
         1024usize,
     );
     let shared = shared_address(&memory);
-    let stages = shared + 2 * panel_bytes;
-    let stage_statistics = shared + comptime!(config.warpgroup_statistics() as u32);
-    let statistics_bytes = comptime!((2 * 4 * QUERY_ROWS) as u32);
 
-    let side = query_side::<E>(query, grad_output, statistics, &tile, &sizes, dim);
-    let key_row = first_key_row(&tile, &sizes);
-    let key_offset = key_row * comptime!(2 * dim as u64);
-    let valid_keys = sizes.n_keys - tile.first_key;
-    let from = global_address::<E>(key) + key_offset;
-    copy_panel_rows(
-        from, shared, UNIT_POS_X, valid_keys, KEY_ROWS, KEY_ROWS, dim, UNITS, true,
-    );
-    let from = global_address::<E>(value) + key_offset;
-    let to = shared + panel_bytes;
-    copy_panel_rows(
-        from, to, UNIT_POS_X, valid_keys, KEY_ROWS, KEY_ROWS, dim, UNITS, true,
-    );
-    commit_copies();
-
-    let mut next = Steps {
-        index: tile.begin,
-        head: 0u32,
-    };
-    let mut entry = 0u32;
-    let mut next_entry = 0u32;
-    if steps > 0 {
-        entry = lists.entries[tile.begin as usize];
-        copy_stage(&side, entry, 0u32, stages, stage_statistics, config);
-        next.advance(&tile);
-        next_entry = lists.entries[next.index as usize];
+    let side = query_side::<E>(tensors, &tile, sizes, dim);
+    copy_keys::<E>(tensors, &tile, sizes, shared, config);
+    let mut steps = steps_of(&tile);
+    if tile.steps > 0 {
+        steps.start(&plan.lists);
+        copy_stage(&side, &steps, shared, 0u32, config);
+        steps.advance(&tile, &plan.lists);
     }
 
     let keys = describe_by_rows(shared);
@@ -138,24 +84,16 @@ pub(crate) fn tree_attention_backward_key_value_warpgroup<E: Float>(
     let mut key_sums = Vector::<f32, SumSize>::new(0.0f32);
     let mut value_sums = Vector::<f32, SumSize>::new(0.0f32);
 
-    for step in 0..steps {
+    for step in 0..tile.steps {
         let slot = step % 2;
-        let stage = stages + slot * 2 * panel_bytes;
-        let words = stage_statistics + slot * statistics_bytes + lane % 4 * 8;
+        let stage = shared + 2 * panel_bytes + slot * 2 * panel_bytes;
+        let statistics = statistics_at(shared, slot, config) + lane % 4 * 8;
         // This stage has landed, and no plane reads the other one any more.
         wait_copies(0usize);
         fence_products();
         sync_cube();
-        if step + 1 < steps {
-            let other = 1 - slot;
-            copy_stage(
-                &side,
-                next_entry,
-                next.head,
-                stages + other * 2 * panel_bytes,
-                stage_statistics + other * statistics_bytes,
-                config,
-            );
+        if step + 1 < tile.steps {
+            copy_stage(&side, &steps, shared, 1 - slot, config);
         }
 
         let products = multiply_panel_rows::<E, ProductSize>(
@@ -165,58 +103,34 @@ pub(crate) fn tree_attention_backward_key_value_warpgroup<E: Float>(
             KEY_ROWS,
             QUERY_ROWS,
         );
-        let gradients = multiply_panel_rows::<E, ProductSize>(
+        let value_products = multiply_panel_rows::<E, ProductSize>(
             values,
             describe_by_rows(stage + panel_bytes),
             dim,
             KEY_ROWS,
             QUERY_ROWS,
         );
-
-        let mut exponents = Array::<Accumulator>::new(product_tiles);
-        #[unroll]
-        for n in 0..product_tiles {
-            exponents[n] = tile_of::<ProductSize>(products, n);
-        }
-        exponents_of_keys(&mut exponents, words, &scores, config);
-        if entry & 1 == 1 {
+        let mut exponents = tiles_of::<ProductSize>(products, comptime!(QUERY_ROWS / 8));
+        exponents_of_keys(&mut exponents, statistics, scores, config);
+        if steps.entry & 1 == 1 {
             hide_of_keys(
                 &mut exponents,
-                &mask,
+                &plan.mask,
                 tile.batch,
                 tile.first_key + plane_row + lane / 4,
-                (entry >> 1) * comptime!(QUERY_ROWS as u32) + lane % 4 * 2,
-                &sizes,
+                (steps.entry >> 1) * comptime!(QUERY_ROWS as u32) + lane % 4 * 2,
+                sizes,
                 scores.window,
                 config,
             );
         }
-        let mut probabilities = Vector::<u32, LeftSize>::empty();
-        let mut derivatives = Vector::<u32, LeftSize>::empty();
-        #[unroll]
-        for n in 0..product_tiles {
-            let exponent = exponents[n];
-            let power = powers(exponent);
-            let mut slope = power;
-            if comptime!(config.capped) {
-                slope = cap_slopes_of_keys(power, exponent, words, comptime!(n * 32), &scores);
-            }
-            let start = load_pair(words, comptime!(4 * QUERY_ROWS + n * 32));
-            #[unroll]
-            for half in 0..2usize {
-                let low = power.extract(comptime!(2 * half));
-                let high = power.extract(comptime!(2 * half + 1));
-                probabilities.insert(comptime!(2 * n + half), pack::<E>(low, high));
-                let at = comptime!(4 * n + 2 * half);
-                let first = gradients.extract(at) + f32::reinterpret(start.extract(0usize));
-                let second =
-                    gradients.extract(comptime!(at + 1)) + f32::reinterpret(start.extract(1usize));
-                let low = slope.extract(comptime!(2 * half)) * first;
-                let high = slope.extract(comptime!(2 * half + 1)) * second;
-                derivatives.insert(comptime!(2 * n + half), pack::<E>(low, high));
-            }
-        }
-
+        let (probabilities, derivatives) = left_operands::<E, ProductSize, LeftSize>(
+            &exponents,
+            value_products,
+            statistics,
+            scores,
+            config,
+        );
         value_sums = multiply_add_panel_columns::<E, SumSize, LeftSize>(
             probabilities,
             describe_by_columns(stage + panel_bytes, QUERY_ROWS),
@@ -231,64 +145,124 @@ pub(crate) fn tree_attention_backward_key_value_warpgroup<E: Float>(
             QUERY_ROWS,
             dim,
         );
-
-        entry = next_entry;
-        next.advance(&tile);
-        next_entry = lists.entries[next.index as usize];
+        steps.advance(&tile, &plan.lists);
     }
 
-    // Signed, since all rows of the plane may overhang.
-    let valid = i32::cast_from(valid_keys) - i32::cast_from(plane_row);
-    let row = key_row + u64::cast_from(plane_row);
-    let rows = u64::cast_from(sizes.batches * sizes.kv_heads) * u64::cast_from(sizes.n_keys);
+    // Each plane stages its rows where keys, values and stages were.
     wait_copies(0usize);
     sync_cube();
+    let row_bytes = comptime!(row_stride(dim) as u32);
+    let rows = shared + plane_row * row_bytes;
+    let sums = tiles_of::<SumSize>(value_sums, comptime!(dim / 8));
+    let to = output_address(&mut gradients.value);
+    store_key_sums::<E>(&sums, to, rows, 1.0f32, plane_row, &tile, sizes, config);
+    let rows = rows + comptime!((KEY_ROWS * row_stride(dim)) as u32);
+    let sums = tiles_of::<SumSize>(key_sums, comptime!(dim / 8));
+    let to = output_address(&mut gradients.key);
+    store_key_sums::<E>(
+        &sums,
+        to,
+        rows,
+        scores.scale,
+        plane_row,
+        &tile,
+        sizes,
+        config,
+    );
+}
+
+/// Starts the copies of a tile's keys and values.
+#[cube]
+fn copy_keys<E: Float>(
+    tensors: &BackwardTensors<E>,
+    tile: &KeyTile,
+    sizes: &Sizes,
+    shared: u32,
+    #[comptime] config: BackwardConfig,
+) {
+    let dim = config.head_dim;
+    let offset = first_key_row(tile, sizes) * comptime!(2 * dim as u64);
+    let key = global_address::<E>(&tensors.key) + offset;
+    let value = global_address::<E>(&tensors.value) + offset;
+    copy_panels_of_both(
+        key,
+        value,
+        shared,
+        sizes.n_keys - tile.first_key,
+        KEY_ROWS,
+        dim,
+        true,
+    );
+    commit_copies();
+}
+
+/// Starts the copies of the next step's query tile into the stage with number `slot`.
+#[cube]
+fn copy_stage(
+    side: &QuerySide,
+    steps: &Steps,
+    shared: u32,
+    slot: u32,
+    #[comptime] config: BackwardConfig,
+) {
+    let dim = config.head_dim;
+    let panel_bytes = comptime!(config.panel_bytes() as u32);
+    let stage = shared + 2 * panel_bytes + slot * 2 * panel_bytes;
+    let rows = query_rows(side, steps, dim);
+    let (query, gradient) = (rows.query, rows.grad_output);
+    let valid = side.n_queries - rows.first;
+    if valid >= comptime!(QUERY_ROWS as u32) {
+        copy_panels_of_both(query, gradient, stage, valid, QUERY_ROWS, dim, false);
+    } else {
+        copy_panels_of_both(query, gradient, stage, valid, QUERY_ROWS, dim, true);
+    }
+    let statistics = statistics_at(shared, slot, config);
+    copy_statistics(side, rows.first, steps.next_head, statistics);
+    commit_copies();
+}
+
+/// Where the statistics of a stage start in shared memory.
+#[cube]
+fn statistics_at(shared: u32, slot: u32, #[comptime] config: BackwardConfig) -> u32 {
+    shared
+        + comptime!(config.warpgroup_statistics() as u32)
+        + slot * comptime!(config.statistics_bytes() as u32)
+}
+
+/// Probabilities and derivatives of the scores, packed as left operands, from exponents and
+/// products of values and gradients of the output.
+#[cube]
+fn left_operands<E: Float, N: Size, K: Size>(
+    exponents: &Array<Accumulator>,
+    products: Vector<f32, N>,
+    statistics: u32,
+    scores: &Scores,
+    #[comptime] config: BackwardConfig,
+) -> (Vector<u32, K>, Vector<u32, K>) {
+    let mut probabilities = Vector::<u32, K>::empty();
+    let mut derivatives = Vector::<u32, K>::empty();
     #[unroll]
-    for side in 0..2usize {
-        let mut sums = Array::<Accumulator>::new(comptime!(dim / 8));
-        #[unroll]
-        for n in 0..comptime!(dim / 8) {
-            if comptime!(side == 0) {
-                sums[n] = tile_of::<SumSize>(value_sums, n);
-            } else {
-                sums[n] = tile_of::<SumSize>(key_sums, n);
-            }
+    for n in 0..comptime!(QUERY_ROWS / 8) {
+        let exponent = exponents[n];
+        let power = powers(exponent);
+        let mut slope = power;
+        if comptime!(config.capped) {
+            slope = cap_slopes_of_keys(power, exponent, statistics, comptime!(n * 32), scores);
         }
-        let to = if comptime!(side == 0) {
-            output_address(grad_value)
-        } else {
-            output_address(grad_key)
-        };
-        let factor = if comptime!(side == 0) {
-            1.0f32.runtime()
-        } else {
-            scores.scale
-        };
-        if splits > 1 {
-            let row = row + u64::cast_from(tile.split) * rows;
-            store_sums(
-                &sums,
-                to + row * comptime!(4 * dim as u64),
-                lane,
-                factor,
-                valid,
-                dim,
-                1usize,
-            );
-        } else {
-            // Each plane stages its rows where keys, values and stages were.
-            let rows = shared
-                + (comptime!((side * KEY_ROWS) as u32) + plane_row)
-                    * comptime!(row_stride(dim) as u32);
-            stage_sums::<E>(&sums, rows, lane, factor, dim, 1usize);
-            store_rows(
-                rows,
-                to + row * comptime!(2 * dim as u64),
-                lane,
-                valid,
-                dim,
-                16usize,
-            );
+        let start = load_pair(statistics, comptime!(4 * QUERY_ROWS + n * 32));
+        #[unroll]
+        for half in 0..2usize {
+            let low = power.extract(comptime!(2 * half));
+            let high = power.extract(comptime!(2 * half + 1));
+            probabilities.insert(comptime!(2 * n + half), pack::<E>(low, high));
+            let at = comptime!(4 * n + 2 * half);
+            let first = products.extract(at) + f32::reinterpret(start.extract(0usize));
+            let second =
+                products.extract(comptime!(at + 1)) + f32::reinterpret(start.extract(1usize));
+            let low = slope.extract(comptime!(2 * half)) * first;
+            let high = slope.extract(comptime!(2 * half + 1)) * second;
+            derivatives.insert(comptime!(2 * n + half), pack::<E>(low, high));
         }
     }
+    (probabilities, derivatives)
 }

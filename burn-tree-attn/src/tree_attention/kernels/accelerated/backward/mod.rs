@@ -4,6 +4,7 @@
 //! Every gradient is summed in registers by one plane, in the order of the plan: two runs give the
 //! same bits.
 
+mod arguments;
 mod blocks;
 mod by_key;
 mod by_query;
@@ -22,26 +23,25 @@ use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use burn_tree_kit::cube::empty;
-use burn_tree_kit::cube::matrix::operand;
 use burn_tree_kit::implementation::Unavailable;
 use cubecl::client::Client;
-use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::super::call::{Gradients, Inputs, Results};
 use super::super::device_plan::DevicePlan;
 use super::super::plan::TileShape;
-use super::{has_warpgroup_products, lists_of_keys, lists_of_queries, mask, window_length};
+use super::{element, has_warpgroup_products, plan_by_key, plan_by_query, sizes, window_length};
 use crate::mask::Visibility;
 use crate::tree_attention::dims::Dims;
 use crate::tree_attention::options::AttentionSettings;
-use blocks::{BackwardConfig, KEY_ROWS, QUERY_ROWS, ScoresLaunch, SizesLaunch};
+use arguments::{BackwardTensorsLaunch, KeyGradientsLaunch, ScoresLaunch};
+use blocks::{BackwardConfig, KEY_ROWS, QUERY_ROWS};
 use key_value::tree_attention_backward_key_value;
 use key_value_warpgroup::tree_attention_backward_key_value_warpgroup;
 use query::tree_attention_backward_query;
 use query_warpgroup::tree_attention_backward_query_warpgroup;
 use splits::{KeyWork, SUM_UNITS, sum_partial_gradients};
-use statistics::row_statistics;
+use statistics::{RowSizesLaunch, row_statistics};
 
 /// Tiles of the backward kernels' plan.
 pub(super) const TILES: TileShape = TileShape {
@@ -87,11 +87,6 @@ fn config(dims: &Dims, settings: AttentionSettings) -> BackwardConfig {
     BackwardConfig::new(dims.head_dim, dims.group(), capped, window)
 }
 
-/// The element type as kernels name it.
-fn element(tensor: &CubeTensor) -> ElemType {
-    operand(tensor.dtype).expect("check_available allows f16 and bf16 only")
-}
-
 fn cubes(count: usize) -> CubeCount {
     CubeCount::Static(count as u32, 1, 1)
 }
@@ -125,9 +120,11 @@ fn statistics(
             grad_output.clone().into_buffer_arg(),
             log_sum_exp.into_buffer_arg(),
             statistics.clone().into_buffer_arg(),
-            rows as u32,
-            dims.queries as u32,
-            dims.queries.next_multiple_of(QUERY_ROWS) as u32,
+            RowSizesLaunch::new(
+                rows as u32,
+                dims.queries as u32,
+                dims.queries.next_multiple_of(QUERY_ROWS) as u32,
+            ),
             dims.head_dim,
             element(grad_output),
         );
@@ -175,14 +172,15 @@ impl Pass {
             })
     }
 
-    fn sizes(&self) -> SizesLaunch {
-        let dims = &self.dims;
-        SizesLaunch::new(
-            dims.queries as u32,
-            dims.keys as u32,
-            dims.kv_heads as u32,
-            dims.group() as u32,
-            dims.batch as u32,
+    /// What gradients are computed from, as kernels are given it.
+    fn tensors<E: Float>(&self) -> BackwardTensorsLaunch<E> {
+        let Inputs { query, key, value } = &self.inputs;
+        BackwardTensorsLaunch::new(
+            query.clone().into_buffer_arg(),
+            key.clone().into_buffer_arg(),
+            value.clone().into_buffer_arg(),
+            self.grad_output.clone().into_buffer_arg(),
+            self.statistics.clone().into_buffer_arg(),
         )
     }
 
@@ -221,7 +219,6 @@ impl Pass {
 
     /// Launches `count` cubes, `splits` for each tile of keys.
     fn launch_key_value(&self, count: usize, splits: usize, [keys, values]: &[CubeTensor; 2]) {
-        let Inputs { query, key, value } = &self.inputs;
         macro_rules! launch {
             ($kernel:ident, $config:expr, $units:expr) => {
                 // SAFETY: the kernel reads and writes rows below N and keys below M only, which are
@@ -232,20 +229,17 @@ impl Pass {
                         self.client(),
                         cubes(count),
                         CubeDim::new_1d($units as u32),
-                        query.clone().into_buffer_arg(),
-                        key.clone().into_buffer_arg(),
-                        value.clone().into_buffer_arg(),
-                        self.grad_output.clone().into_buffer_arg(),
-                        self.statistics.clone().into_buffer_arg(),
-                        mask(&self.plan),
-                        lists_of_keys(&self.plan),
-                        keys.clone().into_buffer_arg(),
-                        values.clone().into_buffer_arg(),
-                        self.sizes(),
+                        self.tensors(),
+                        plan_by_key(&self.plan),
+                        KeyGradientsLaunch::new(
+                            keys.clone().into_buffer_arg(),
+                            values.clone().into_buffer_arg(),
+                        ),
+                        sizes(&self.dims),
                         splits as u32,
                         self.scores(),
                         $config,
-                        element(query),
+                        element(&self.grad_output),
                     )
                 }
             };
@@ -286,7 +280,7 @@ impl Pass {
     }
 
     fn query_gradient(self) -> CubeTensor {
-        let Inputs { query, key, value } = &self.inputs;
+        let query = &self.inputs.query;
         let gradient = empty(query, query.shape(), query.dtype);
         if padded_rows(&self.dims) == 0 {
             return gradient;
@@ -299,15 +293,10 @@ impl Pass {
                         self.client(),
                         cubes(self.plan.n_query_tiles * self.dims.query_heads / $config.heads),
                         CubeDim::new_1d($units as u32),
-                        query.clone().into_buffer_arg(),
-                        key.clone().into_buffer_arg(),
-                        value.clone().into_buffer_arg(),
-                        self.grad_output.clone().into_buffer_arg(),
-                        self.statistics.clone().into_buffer_arg(),
-                        mask(&self.plan),
-                        lists_of_queries(&self.plan),
+                        self.tensors(),
+                        plan_by_query(&self.plan),
                         gradient.clone().into_buffer_arg(),
-                        self.sizes(),
+                        sizes(&self.dims),
                         self.scores(),
                         $config,
                         element(query),

@@ -7,11 +7,12 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::super::arguments::{Lists, Mask, tile_at};
+use super::super::arguments::{Plan, QueryTile, Sizes};
 use super::super::copies::copy_panels_of_both;
 use super::super::warpgroup::*;
+use super::arguments::*;
 use super::blocks::*;
-use super::by_query::hide_of_queries;
+use super::by_query::*;
 use burn_tree_kit::cube::matrix::*;
 
 /// Units of a cube.
@@ -26,51 +27,21 @@ impl BackwardConfig {
     }
 }
 
-/// Starts the copies of a key tile into a stage.
-#[cube]
-fn copy_stage(
-    key: u64,
-    value: u64,
-    n_keys: u32,
-    entry: u32,
-    stage: u32,
-    #[comptime] config: BackwardConfig,
-) {
-    let dim = config.head_dim;
-    let first = (entry >> 1) * comptime!(KEY_ROWS as u32);
-    let offset = u64::cast_from(first) * comptime!(2 * dim as u64);
-    let (key, value) = (key + offset, value + offset);
-    let to = stage + comptime!(panel_tile_bytes(KEY_ROWS, dim) as u32);
-    let valid = n_keys - first;
-    if valid >= comptime!(KEY_ROWS as u32) {
-        copy_panels_of_both(key, value, stage, to, valid, KEY_ROWS, dim, UNITS, false);
-    } else {
-        copy_panels_of_both(key, value, stage, to, valid, KEY_ROWS, dim, UNITS, true);
-    }
-    commit_copies();
-}
-
 /// Gradient of the queries of one tile of query rows and one query head; arguments as those of
 /// [`tree_attention_backward_query`](super::query::tree_attention_backward_query).
 ///
-/// Cubes: x = for each tile in `order`, the query heads.
+/// Cubes: x = for each tile in the plan's order, the query heads.
 #[cube(launch_unchecked)]
 pub(crate) fn tree_attention_backward_query_warpgroup<E: Float>(
-    query: &[E],
-    key: &[E],
-    value: &[E],
-    grad_output: &[E],
-    statistics: &[f32],
-    mask: Mask,
-    lists: Lists,
+    tensors: &BackwardTensors<E>,
+    plan: &Plan,
     grad_query: &mut [Vector<u32, Const<4>>],
-    sizes: Sizes,
-    scores: Scores,
+    sizes: &Sizes,
+    scores: &Scores,
     #[comptime] config: BackwardConfig,
     #[define(E)] _dtype: ElemType,
 ) {
     let dim = config.head_dim;
-    let query_rows = comptime!(QUERY_ROWS as u32);
     let row_tile_bytes = comptime!(panel_tile_bytes(QUERY_ROWS, dim) as u32);
     let key_tile_bytes = comptime!(panel_tile_bytes(KEY_ROWS, dim) as u32);
     let product_tiles = comptime!(KEY_ROWS / 8);
@@ -78,20 +49,10 @@ pub(crate) fn tree_attention_backward_query_warpgroup<E: Float>(
     let size!(LeftSize) = comptime!(KEY_ROWS / 4);
     let size!(SumSize) = comptime!(dim / 2);
 
-    let query_heads = sizes.kv_heads * sizes.group;
-    let tiles = sizes.n_queries.div_ceil(query_rows);
-    let padded_queries = tiles * query_rows;
-    let head = CUBE_POS_X % query_heads;
-    let tile = tile_at(&lists, CUBE_POS_X / query_heads, tiles, QUERY_ROWS);
-    // Row of [B * Hq] and of [B * Hkv].
-    let query_row = tile.batch * query_heads + head;
-    let key_row = tile.batch * sizes.kv_heads + head / sizes.group;
-    let begin = lists.offsets[tile.number as usize];
-    let end = lists.offsets[tile.number as usize + 1];
-
+    let tile = tile_of_cube(&plan.lists, sizes, config);
+    let (begin, end) = (tile.begin, tile.end);
     let lane = UNIT_POS_X % 32;
     let plane_row = UNIT_POS_X / 32 * 16;
-
     let memory = Shared::<[u32]>::new_aligned_slice(
         comptime!(config.warpgroup_query_shared_bytes() / 4),
         1024usize,
@@ -99,46 +60,24 @@ pub(crate) fn tree_attention_backward_query_warpgroup<E: Float>(
     let shared = shared_address(&memory);
     let stages = shared + 2 * row_tile_bytes;
 
-    let valid_rows = sizes.n_queries - tile.first;
-    let row =
-        u64::cast_from(query_row) * u64::cast_from(sizes.n_queries) + u64::cast_from(tile.first);
-    let query_offset = row * comptime!(2 * dim as u64);
-    let from = global_address::<E>(query) + query_offset;
-    copy_panel_rows(
-        from, shared, UNIT_POS_X, valid_rows, QUERY_ROWS, QUERY_ROWS, dim, UNITS, true,
-    );
-    let from = global_address::<E>(grad_output) + query_offset;
-    let to = shared + row_tile_bytes;
-    copy_panel_rows(
-        from, to, UNIT_POS_X, valid_rows, QUERY_ROWS, QUERY_ROWS, dim, UNITS, true,
-    );
-    commit_copies();
-
-    let key_offset =
-        u64::cast_from(key_row) * u64::cast_from(sizes.n_keys) * comptime!(2 * dim as u64);
-    let from_key = global_address::<E>(key) + key_offset;
-    let from_value = global_address::<E>(value) + key_offset;
+    copy_queries::<E>(tensors, &tile, shared, config);
+    let key_offset = tile.first_key * comptime!(2 * dim as u64);
+    let key = global_address::<E>(&tensors.key) + key_offset;
+    let value = global_address::<E>(&tensors.value) + key_offset;
     let mut entry = 0u32;
     let mut next_entry = 0u32;
     if begin < end {
-        entry = lists.entries[begin as usize];
-        copy_stage(from_key, from_value, sizes.n_keys, entry, stages, config);
-        next_entry = lists.entries[min(begin + 1, end - 1) as usize];
+        entry = plan.lists.entries[begin as usize];
+        copy_stage(key, value, tile.n_keys, entry, stages, config);
+        next_entry = plan.lists.entries[min(begin + 1, end - 1) as usize];
     }
-
-    // Log-sum-exps of the lane's rows to base 2, and minus their sums of output times gradient.
-    let mut log_sum_exp = Array::<f32>::new(2usize);
-    let mut start = Array::<f32>::new(2usize);
-    #[unroll]
-    for row in 0..2usize {
-        let at = query_row * padded_queries
-            + tile.first
-            + plane_row
-            + lane / 4
-            + comptime!(8 * row as u32);
-        log_sum_exp[row] = statistics[at as usize];
-        start[row] = statistics[(sizes.batches * query_heads * padded_queries + at) as usize];
-    }
+    let statistics = statistics_of_lane(
+        &tensors.statistics,
+        &tile,
+        sizes,
+        plane_row + lane / 4,
+        config,
+    );
 
     let queries = describe_by_rows(shared);
     let gradients = describe_by_rows(shared + row_tile_bytes);
@@ -153,14 +92,7 @@ pub(crate) fn tree_attention_backward_query_warpgroup<E: Float>(
         sync_cube();
         if index + 1 < end {
             let other = stages + (1 - slot) * 2 * key_tile_bytes;
-            copy_stage(
-                from_key,
-                from_value,
-                sizes.n_keys,
-                next_entry,
-                other,
-                config,
-            );
+            copy_stage(key, value, tile.n_keys, next_entry, other, config);
         }
 
         let products = multiply_panel_rows::<E, ProductSize>(
@@ -177,53 +109,27 @@ pub(crate) fn tree_attention_backward_query_warpgroup<E: Float>(
             QUERY_ROWS,
             KEY_ROWS,
         );
-
-        let mut exponents = Array::<Accumulator>::new(product_tiles);
-        #[unroll]
-        for n in 0..product_tiles {
-            let products = tile_of::<ProductSize>(products, n);
-            let mut tile = Accumulator::empty();
-            #[unroll]
-            for j in 0..4usize {
-                let of_row = log_sum_exp[comptime!(j / 2)];
-                tile.insert(j, exponent(products.extract(j), of_row, &scores, config));
-            }
-            exponents[n] = tile;
-        }
+        let mut exponents = tiles_of::<ProductSize>(products, product_tiles);
+        exponents_of_queries(&mut exponents, &statistics, scores, product_tiles, config);
         if entry & 1 == 1 {
             hide_of_queries(
                 &mut exponents,
-                &mask,
-                tile.batch,
+                &plan.mask,
+                &tile,
                 (entry >> 1) * comptime!(KEY_ROWS as u32) + lane % 4 * 2,
                 tile.first + plane_row + lane / 4,
-                &sizes,
                 scores.window,
                 product_tiles,
                 config,
             );
         }
-        let mut derivatives = Vector::<u32, LeftSize>::empty();
-        #[unroll]
-        for n in 0..product_tiles {
-            let exponents = exponents[n];
-            let powers = powers(exponents);
-            #[unroll]
-            for half in 0..2usize {
-                let mut pair = Array::<f32>::new(2usize);
-                #[unroll]
-                for i in 0..2usize {
-                    let at = comptime!(2 * half + i);
-                    let mut factor = powers.extract(at);
-                    if comptime!(config.capped) {
-                        factor *= cap_slope(exponents.extract(at), log_sum_exp[half], &scores);
-                    }
-                    let product = value_products.extract(comptime!(4 * n + at));
-                    pair[i] = factor * (product + start[half]);
-                }
-                derivatives.insert(comptime!(2 * n + half), pack::<E>(pair[0], pair[1]));
-            }
-        }
+        let derivatives = derivatives_of_scores::<E, ProductSize, LeftSize>(
+            &exponents,
+            value_products,
+            &statistics,
+            scores,
+            config,
+        );
         sums = multiply_add_panel_columns::<E, SumSize, LeftSize>(
             derivatives,
             describe_by_columns(stage, KEY_ROWS),
@@ -232,27 +138,103 @@ pub(crate) fn tree_attention_backward_query_warpgroup<E: Float>(
             dim,
         );
         entry = next_entry;
-        next_entry = lists.entries[min(index + 2, end - 1) as usize];
+        next_entry = plan.lists.entries[min(index + 2, end - 1) as usize];
     }
 
     // Each plane stages its rows where queries and gradients were, once all planes are done.
     wait_copies(0usize);
     sync_cube();
-    let mut tiles = Array::<Accumulator>::new(comptime!(dim / 8));
-    #[unroll]
-    for n in 0..comptime!(dim / 8) {
-        tiles[n] = tile_of::<SumSize>(sums, n);
-    }
+    let sums = tiles_of::<SumSize>(sums, comptime!(dim / 8));
     let rows = shared + plane_row * comptime!(row_stride(dim) as u32);
-    stage_sums::<E>(&tiles, rows, lane, scores.scale, dim, 1usize);
-    let row = row + u64::cast_from(plane_row);
-    store_rows(
+    store_query_sums::<E>(
+        &sums,
+        grad_query,
         rows,
-        output_address(grad_query) + row * comptime!(2 * dim as u64),
-        lane,
-        // Negative if all rows of the plane overhang.
-        i32::cast_from(valid_rows) - i32::cast_from(plane_row),
-        dim,
-        16usize,
+        scores.scale,
+        plane_row,
+        &tile,
+        config,
     );
+}
+
+/// Starts the copies of a tile's queries and gradients of the output.
+#[cube]
+fn copy_queries<E: Float>(
+    tensors: &BackwardTensors<E>,
+    tile: &QueryTile,
+    shared: u32,
+    #[comptime] config: BackwardConfig,
+) {
+    let dim = config.head_dim;
+    let offset = tile.first_row(0usize) * comptime!(2 * dim as u64);
+    let query = global_address::<E>(&tensors.query) + offset;
+    let gradient = global_address::<E>(&tensors.grad_output) + offset;
+    copy_panels_of_both(
+        query,
+        gradient,
+        shared,
+        tile.valid_rows(),
+        QUERY_ROWS,
+        dim,
+        true,
+    );
+    commit_copies();
+}
+
+/// Starts the copies of a key tile into a stage.
+#[cube]
+fn copy_stage(
+    key: u64,
+    value: u64,
+    n_keys: u32,
+    entry: u32,
+    stage: u32,
+    #[comptime] config: BackwardConfig,
+) {
+    let dim = config.head_dim;
+    let first = (entry >> 1) * comptime!(KEY_ROWS as u32);
+    let offset = u64::cast_from(first) * comptime!(2 * dim as u64);
+    let (key, value) = (key + offset, value + offset);
+    let valid = n_keys - first;
+    if valid >= comptime!(KEY_ROWS as u32) {
+        copy_panels_of_both(key, value, stage, valid, KEY_ROWS, dim, false);
+    } else {
+        copy_panels_of_both(key, value, stage, valid, KEY_ROWS, dim, true);
+    }
+    commit_copies();
+}
+
+/// Derivatives of the scores, packed as a left operand, from exponents and products of gradients of
+/// the output and values.
+#[cube]
+fn derivatives_of_scores<E: Float, N: Size, K: Size>(
+    exponents: &Array<Accumulator>,
+    products: Vector<f32, N>,
+    statistics: &StatisticsOfLane,
+    scores: &Scores,
+    #[comptime] config: BackwardConfig,
+) -> Vector<u32, K> {
+    let mut derivatives = Vector::<u32, K>::empty();
+    #[unroll]
+    for n in 0..comptime!(KEY_ROWS / 8) {
+        let exponents = exponents[n];
+        let powers = powers(exponents);
+        #[unroll]
+        for half in 0..2usize {
+            let mut pair = Array::<f32>::new(2usize);
+            #[unroll]
+            for i in 0..2usize {
+                let at = comptime!(2 * half + i);
+                let mut factor = powers.extract(at);
+                if comptime!(config.capped) {
+                    let of_row = statistics.log_sum_exp[half];
+                    factor *= cap_slope(exponents.extract(at), of_row, scores);
+                }
+                let product = products.extract(comptime!(4 * n + at));
+                pair[i] = factor * (product + statistics.start[half]);
+            }
+            derivatives.insert(comptime!(2 * n + half), pack::<E>(pair[0], pair[1]));
+        }
+    }
+    derivatives
 }

@@ -8,6 +8,17 @@ use burn_tree_kit::cube::matrix::*;
 /// Units of a cube of [`row_statistics`], two to a row.
 pub(crate) const UNITS: usize = 256;
 
+/// Numbers of rows.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct RowSizes {
+    /// Of all heads, padded to whole tiles.
+    pub n_rows: u32,
+    /// Of a head.
+    pub n_queries: u32,
+    /// Of a head, padded to whole tiles.
+    pub padded_queries: u32,
+}
+
 /// For every query row `log2(e) * log-sum-exp` (first half of `statistics`, `[B * Hq, P]` with `P`
 /// the rows padded to whole tiles) and minus the sum of output times its gradient (second half).
 /// Padding rows get infinity and 0, so that their probabilities, as powers of two of a score minus
@@ -22,18 +33,17 @@ pub(crate) fn row_statistics<E: Float>(
     grad_output: &[Vector<u32, Const<4>>],
     log_sum_exp: &[f32],
     statistics: &mut [f32],
-    n_rows: u32,
-    n_queries: u32,
-    padded_queries: u32,
+    sizes: &RowSizes,
     #[comptime] head_dim: usize,
     #[define(E)] _dtype: ElemType,
 ) {
     let chunks = comptime!(2 * head_dim / CHUNK);
     let at = CUBE_POS_X * comptime!((UNITS / 2) as u32) + UNIT_POS_X / 2;
     let half = UNIT_POS_X % 2;
+    let (n_rows, n_queries) = (sizes.n_rows, sizes.n_queries);
     // All units take part in the exchange below.
     let row = min(at, n_rows - 1);
-    let (head, query) = (row / padded_queries, row % padded_queries);
+    let (head, query) = (row / sizes.padded_queries, row % sizes.padded_queries);
     let source = head * n_queries + min(query, n_queries - 1);
 
     let mut sum = 0.0f32;

@@ -4,13 +4,16 @@ use burn_tree_kit::cube::translation::{Case, Target, buffer, settings};
 use cubecl::prelude::*;
 
 use super::super::has_warpgroup_products;
-use super::super::transpiled::{lists, mask};
-use super::blocks::{ScoresCompilationArg, SizesCompilationArg};
+use super::super::transpiled::{plan, sizes};
+use super::arguments::{
+    BackwardTensorsCompilationArg, KeyGradientsCompilationArg, ScoresCompilationArg,
+};
 use super::key_value::tree_attention_backward_key_value::TreeAttentionBackwardKeyValue;
 use super::key_value_warpgroup::tree_attention_backward_key_value_warpgroup::TreeAttentionBackwardKeyValueWarpgroup;
 use super::query::tree_attention_backward_query::TreeAttentionBackwardQuery;
 use super::query_warpgroup::tree_attention_backward_query_warpgroup::TreeAttentionBackwardQueryWarpgroup;
 use super::splits::sum_partial_gradients::SumPartialGradients;
+use super::statistics::RowSizesCompilationArg;
 use super::statistics::row_statistics::RowStatistics;
 use super::*;
 
@@ -22,122 +25,150 @@ pub(in super::super) fn backward_kernels(
     options: bool,
     dtype: ElemType,
 ) -> Vec<Case> {
-    let b = buffer;
     let config = BackwardConfig::new(head_dim, group, options, options);
-    let (device, target) = (&target.device, &target.target);
-    let name = |kernel: &str| format!("backward_{kernel}_{head_dim}_{group}_{options}_{dtype}");
-    let sizes = || SizesCompilationArg {
-        n_queries: (),
-        n_keys: (),
-        kv_heads: (),
-        group: (),
-        batches: (),
-    };
-    let scores = || ScoresCompilationArg {
+    let mut cases = key_value_kernels(target, config, dtype);
+    cases.extend(query_kernels(target, config, dtype));
+    cases.extend(elementwise_kernels(target, head_dim, dtype));
+    for (name, ..) in &mut cases {
+        *name = format!("backward_{name}_{head_dim}_{group}_{options}_{dtype}");
+    }
+    cases
+}
+
+fn tensors<E: Float>() -> BackwardTensorsCompilationArg<E> {
+    BackwardTensorsCompilationArg {
+        query: buffer(),
+        key: buffer(),
+        value: buffer(),
+        grad_output: buffer(),
+        statistics: buffer(),
+    }
+}
+
+fn scores() -> ScoresCompilationArg {
+    ScoresCompilationArg {
         scale: (),
         scale_log2: (),
         cap_scale: (),
         window: (),
-    };
-    let mut cases: Vec<Case> = Vec::new();
+    }
+}
 
-    macro_rules! key_value {
-        ($name:expr, $kernel:ident, $units:expr, $instruction:expr) => {{
+fn key_value_kernels(target: &Target, config: BackwardConfig, dtype: ElemType) -> Vec<Case> {
+    let (device, target) = (&target.device, &target.target);
+    let mut cases: Vec<Case> = Vec::new();
+    macro_rules! kernel {
+        ($name:expr, $kernel:ident, $config:expr, $units:expr, $instruction:expr) => {
             let kernel = $kernel::new(
                 settings($units),
                 device.clone(),
                 target.clone(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                mask(),
-                lists(),
-                b(),
-                b(),
+                tensors(),
+                plan(),
+                KeyGradientsCompilationArg {
+                    key: buffer(),
+                    value: buffer(),
+                },
                 sizes(),
                 (),
                 scores(),
-                config,
+                $config,
                 dtype,
             );
-            cases.push((name($name), Box::new(kernel), $instruction));
-        }};
+            cases.push(($name.into(), Box::new(kernel), $instruction));
+        };
     }
-    macro_rules! query {
-        ($name:expr, $kernel:ident, $units:expr, $instruction:expr) => {
+    let units = config.key_units();
+    kernel!(
+        "key_value",
+        TreeAttentionBackwardKeyValue,
+        config,
+        units,
+        "mma.sync"
+    );
+    if has_warpgroup_products(device, config.head_dim) {
+        kernel!(
+            "key_value_warpgroup",
+            TreeAttentionBackwardKeyValueWarpgroup,
+            config.of_warpgroups(),
+            key_value_warpgroup::UNITS,
+            "wgmma"
+        );
+    }
+    cases
+}
+
+fn query_kernels(target: &Target, config: BackwardConfig, dtype: ElemType) -> Vec<Case> {
+    let (device, target) = (&target.device, &target.target);
+    let mut cases: Vec<Case> = Vec::new();
+    macro_rules! kernel {
+        ($name:expr, $kernel:ident, $config:expr, $units:expr, $instruction:expr) => {
             let kernel = $kernel::new(
                 settings($units),
                 device.clone(),
                 target.clone(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                mask(),
-                lists(),
-                b(),
+                tensors(),
+                plan(),
+                buffer(),
                 sizes(),
                 scores(),
-                config,
+                $config,
                 dtype,
             );
-            cases.push((name($name), Box::new(kernel), $instruction));
+            cases.push(($name.into(), Box::new(kernel), $instruction));
         };
     }
-    key_value!(
-        "key_value",
-        TreeAttentionBackwardKeyValue,
-        config.key_units(),
-        "mma.sync"
-    );
-    query!(
+    let units = config.query_units();
+    kernel!(
         "query",
         TreeAttentionBackwardQuery,
-        config.query_units(),
+        config,
+        units,
         "mma.sync"
     );
-    if has_warpgroup_products(device, head_dim) {
-        key_value!(
-            "key_value_warpgroup",
-            TreeAttentionBackwardKeyValueWarpgroup,
-            key_value_warpgroup::UNITS,
-            "wgmma"
-        );
-        query!(
+    if has_warpgroup_products(device, config.head_dim) {
+        kernel!(
             "query_warpgroup",
             TreeAttentionBackwardQueryWarpgroup,
+            config.of_warpgroups(),
             query_warpgroup::UNITS,
             "wgmma"
         );
     }
-    let kernel = RowStatistics::new(
+    cases
+}
+
+/// Those without products of matrices.
+fn elementwise_kernels(target: &Target, head_dim: usize, dtype: ElemType) -> Vec<Case> {
+    let (device, target) = (&target.device, &target.target);
+    let statistics = RowStatistics::new(
         settings(statistics::UNITS),
         device.clone(),
         target.clone(),
-        b(),
-        b(),
-        b(),
-        b(),
-        (),
-        (),
-        (),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        RowSizesCompilationArg {
+            n_rows: (),
+            n_queries: (),
+            padded_queries: (),
+        },
         head_dim,
         dtype,
     );
-    cases.push((name("statistics"), Box::new(kernel), "shfl.sync"));
-    let kernel = SumPartialGradients::new(
+    let sum = SumPartialGradients::new(
         settings(SUM_UNITS),
         device.clone(),
         target.clone(),
-        b(),
-        b(),
+        buffer(),
+        buffer(),
         (),
         (),
         dtype,
     );
-    cases.push((name("sum"), Box::new(kernel), "cvt.rn"));
-    cases
+    vec![
+        ("statistics".into(), Box::new(statistics), "shfl.sync"),
+        ("sum".into(), Box::new(sum), "cvt.rn"),
+    ]
 }
