@@ -139,9 +139,10 @@ fn packs_that_are_no_batch_are_named() {
             "packs 0 and 1 of the batch have different forms of loss",
             |packs| packs[1].occurrences.loss_form = LossForm::LogLikelihood,
         ),
-        ("pack 1: padded_len is 1, expected at least 2, its tokens", |packs| {
-            packs[1].padded_len = 1
-        }),
+        (
+            "pack 1: padded_len is 1, expected at least 2, its tokens",
+            |packs| packs[1].padded_len = 1,
+        ),
         (
             "a batch of 2 rows of 1073741824 tokens exceeds the index range",
             |packs| packs[0].padded_len = 1 << 30,

@@ -2,7 +2,6 @@
 //! otherwise.
 
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use burn_tree_kit::cube::probed;
 use burn_tree_kit::implementation::{Kernels, announce};
 
 use super::generic;
@@ -52,5 +51,6 @@ const GENERIC: &str = "generic";
 
 fn accelerated(pass: &'static str, product: Product) -> CubeTensor {
     announce(OP, pass, Kernels::Accelerated.name());
-    probed(product.launch())
+    // A tensor map counts as read and written: the mark of a failed input passes to the result.
+    product.launch()
 }

@@ -1,7 +1,9 @@
 //! Which products the kernel takes, and its launch.
 
+use std::sync::{Mutex, PoisonError};
+
 use burn::tensor::DType;
-use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
+use burn_cubecl::{CubeDevice, kernel::into_contiguous, tensor::CubeTensor};
 use burn_tree_kit::cube::matrix::operand;
 use burn_tree_kit::cube::warpgroup::{Major, WARPGROUP, panel_map};
 use burn_tree_kit::cube::{elem, empty, zeros};
@@ -173,12 +175,30 @@ fn term<E: Float>(
     )
 }
 
+/// Flags of each device and stream; all are 0 between two launches.
+static FLAGS: Mutex<Vec<(CubeDevice, u64, CubeTensor)>> = Mutex::new(Vec::new());
+
 /// Memory for the parts and flags of `cubes` cubes, each with two warpgroups.
 fn exchange_memory(near: &CubeTensor, cubes: usize) -> ExchangeLaunch {
     let sums = TILE_ROWS / 2 * TILE_COLUMNS;
     debug_assert_eq!(sums % WARPGROUP, 0);
-    ExchangeLaunch::new(
-        empty(near, [cubes, 2, sums], DType::F32).into_buffer_arg(),
-        zeros(near, [cubes, 2], DType::U32).into_buffer_arg(),
-    )
+    let parts = empty(near, [cubes, 2, sums], DType::F32);
+    // The stream of new memory is that of the launch.
+    let flags = flags(near, parts.handle.stream.value, cubes);
+    ExchangeLaunch::new(parts.into_buffer_arg(), flags.into_buffer_arg())
+}
+
+/// The flags for launches on a stream. They run one after the other, and each resets the flags that
+/// it has set.
+fn flags(near: &CubeTensor, stream: u64, cubes: usize) -> CubeTensor {
+    let mut entries = FLAGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let entry = entries
+        .iter()
+        .find(|(device, of, _)| *device == near.device && *of == stream);
+    if let Some((_, _, flags)) = entry {
+        return flags.clone();
+    }
+    let flags = zeros(near, [cubes, 2], DType::U32);
+    entries.push((near.device.clone(), stream, flags.clone()));
+    flags
 }

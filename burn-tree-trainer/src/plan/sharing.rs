@@ -393,7 +393,10 @@ mod tests {
         other.tasks.pop();
         other.save(folder.path()).unwrap();
         let error = ChosenSharing::load(folder.path(), &plans).unwrap_err();
-        assert!(error.to_string().contains("not those of the data"), "{error}");
+        assert!(
+            error.to_string().contains("not those of the data"),
+            "{error}"
+        );
     }
 
     /// Whatever is chosen, loss and gradients' norm of the step are the same.

@@ -90,7 +90,7 @@ pub fn fence_bulk_copies() {
     gpu_asm!("fence.proxy.async;");
 }
 
-/// Sets a flag in global memory: who sees it with [`wait_flag()`] sees what this unit wrote, and what
+/// Sets a flag in global memory: who sees it with [`take_flag()`] sees what this unit wrote, and what
 /// it saw written, before.
 #[cube]
 pub fn set_flag(address: u64) {
@@ -100,14 +100,14 @@ pub fn set_flag(address: u64) {
     );
 }
 
-/// Waits for a flag of another cube. Traps if it is not set.
+/// Waits for a flag of another cube, then resets it. Traps if it is not set.
 #[cube]
-pub fn wait_flag(address: u64) {
+pub fn take_flag(address: u64) {
     gpu_asm!(
         "{{ .reg .pred set, late; .reg .u32 flag, attempts; mov.u32 attempts, 0; again: ",
         "ld.acquire.gpu.global.u32 flag, [{address}]; setp.ne.u32 set, flag, 0; @set bra done; ",
         "add.u32 attempts, attempts, 1; setp.gt.u32 late, attempts, {limit}; @late trap; ",
-        "bra again; done: }}",
+        "bra again; done: st.global.u32 [{address}], 0; }}",
         address = in(_) read::<u64>(address), limit = const ATTEMPTS,
     );
 }

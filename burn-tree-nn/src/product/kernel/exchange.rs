@@ -83,7 +83,7 @@ pub(super) fn load_parts(
     for cube in first_cube(item, problem)..CUBE_POS_X {
         #[unroll]
         for warpgroup in 0..2u32 {
-            wait_flag(exchange.flags + u64::cast_from(4 * (2 * cube + warpgroup)));
+            take_flag(exchange.flags + u64::cast_from(4 * (2 * cube + warpgroup)));
         }
         fence_bulk_copies();
         #[unroll]
