@@ -13,7 +13,8 @@ use super::scan::{ScanConfig, TransitionsCompilationArg};
 use super::window::ProblemCompilationArg;
 use super::*;
 
-fn transitions() -> TransitionsCompilationArg {
+/// What takes states from window to window, as an argument.
+fn transitions<E: Float>() -> TransitionsCompilationArg<E> {
     TransitionsCompilationArg {
         key: buffer(),
         w: buffer(),
