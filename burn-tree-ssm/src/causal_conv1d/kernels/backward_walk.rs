@@ -72,7 +72,8 @@ pub(super) struct Walk<N: Size> {
     pub weight_sums: Array<Vector<f32, N>>,
 }
 
-/// The start of a walk, as if the row before the first one were its parent and had been walked over.
+/// The start of a walk, as if the row before the first one were its parent and had been walked
+/// over.
 #[cube]
 pub(super) fn walk<F: Float, W: Float, N: Size>(
     sources: &Sources<F, N>,
@@ -172,7 +173,8 @@ pub(super) fn walk_row<F: Float, N: Size>(
     }
 }
 
-/// Writes the gradient of the row to which no row after `row` can add, if that is one of the unit's.
+/// Writes the gradient of the row to which no row after `row` can add, if that is one of the
+/// unit's.
 #[cube]
 pub(super) fn finish_row<F: Float, N: Size>(
     walk: &Walk<N>,

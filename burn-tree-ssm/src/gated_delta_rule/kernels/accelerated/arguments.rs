@@ -25,8 +25,8 @@ pub(crate) struct Windows {
 pub(crate) struct RunLists {
     /// `[Q + 1]` where the windows of each run start.
     pub offsets: Box<[u32]>,
-    /// `[Q]` a slot, [`NO_ENTRY`](super::states::NO_ENTRY), or an initial state, from
-    /// [`FIRST_INITIAL`](super::states::FIRST_INITIAL) down.
+    /// `[Q]` a slot, [`NO_ENTRY`](super::place::NO_ENTRY), or an initial state, from
+    /// [`FIRST_INITIAL`](super::place::FIRST_INITIAL) down.
     pub entries: Box<[u32]>,
     /// `[Q]` whether each of the run's windows starts from the entry.
     pub siblings: Box<[u32]>,

@@ -172,7 +172,8 @@ pub(super) fn write_output_gradients<E: Float>(
     write_rows::<E>(&sums, grad_u, window, of_head, value_dim, config);
 }
 
-/// Writes the plane's rows to a tensor. No plane needs queries any more: each stages its rows there.
+/// Writes the plane's rows to a tensor. No plane needs queries any more: each stages its rows
+/// there.
 #[cube]
 fn write_rows<E: Float>(
     sums: &Array<Accumulator>,

@@ -170,9 +170,9 @@ fn multiply_both_operands<E: Float>(
     products
 }
 
-/// Adds to the plane's column sums, for each of 16 columns from `first` on whose token is that of `row` or
-/// above it, the sum of the row's `z` over the columns before; `before` is that sum before the
-/// first column. A lane has four of the row's numbers from `at` on, of the columns that an
+/// Adds to the plane's column sums, for each of 16 columns from `first` on whose token is that of
+/// `row` or above it, the sum of the row's `z` over the columns before; `before` is that sum before
+/// the first column. A lane has four of the row's numbers from `at` on, of the columns that an
 /// accumulator pair gives it. Returns the sum after the last column.
 #[cube]
 fn add_crossings(

@@ -115,8 +115,8 @@ pub(super) fn zero_products() -> StateProducts {
 
 /// Adds to the plane's sums what the states give in the key columns of one part: to those of the
 /// queries `diag(e^G scale) dO H^T`, to those of the keys `diag(decay to the last token) U dS^T -
-/// diag(beta e^G) X H^T`; and to `products` the products of these rows with queries and keys. `x`: the
-/// plane's rows of `X`.
+/// diag(beta e^G) X H^T`; and to `products` the products of these rows with queries and keys. `x`:
+/// the plane's rows of `X`.
 #[cube]
 pub(super) fn add_state_products<E: Float>(
     sums: &mut KeySums,

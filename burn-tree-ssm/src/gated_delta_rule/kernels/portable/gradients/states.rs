@@ -129,8 +129,9 @@ fn add_products<E: Float>(carried: Quad, states: &[E], grads: &[E], matrix: &Mat
 }
 
 /// For every row, the sum of what passes it to the state after the window: `through` of the state
-/// before it, and `after` of the rows. If there is such a state, the rows are a piece of a node, and
-/// pass what comes from above. The units of [`is_first`] have and get the numbers of four rows each.
+/// before it, and `after` of the rows. If there is such a state, the rows are a piece of a node,
+/// and pass what comes from above. The units of [`is_first`] have and get the numbers of four rows
+/// each.
 #[cube]
 fn sum_passing_exit(after: Quad, through: Quad, scratch: &mut Shared<[Quad]>) -> Quad {
     if is_first() {
