@@ -5,28 +5,31 @@
 #![allow(clippy::collapsible_if)]
 
 mod backward;
+mod backward_pass;
+mod backward_walk;
 mod forward;
+mod forward_pass;
+mod readers;
 mod walk;
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use burn::backend::ops::FloatTensorOps;
-use burn::tensor::{DType, Shape};
-use burn_cubecl::{CubeBackend, kernel::into_contiguous, ops::reshape, tensor::CubeTensor};
+use burn_cubecl::tensor::CubeTensor;
 use burn_tree_kit::cube::{
-    RowGroups, address_type, column_sum, contiguous, cubes, elem, empty, has_approximations, units,
-    units_per_cube, vector_size,
+    RowGroups, address_type, has_approximations, units_per_cube, vector_size,
 };
 use burn_tree_kit::implementation::Unavailable;
 use cubecl::client::Client;
-use cubecl::ir::{AddressType, ElemType};
+use cubecl::ir::AddressType;
+use cubecl::prelude::*;
 
 use super::settings::ConvolutionSettings;
-use super::tensors::{ConvolutionGradients, ConvolutionInputs, ConvolutionOutputs};
 use crate::recurrence::ConvolutionPlan;
 use crate::recurrence::device::{ConvolutionList, DeviceLists};
-use backward::ReaderListsLaunch;
-use walk::{Convolution, SizesLaunch};
+pub(crate) use backward_pass::backward;
+pub(crate) use forward_pass::forward;
+use walk::{Convolution, SizesLaunch, SourcesLaunch};
 
 /// Most numbers of a vector: a unit keeps several for each tap in registers.
 const VECTOR: usize = 4;
@@ -100,15 +103,22 @@ impl<'a> Call<'a> {
         self.lists.start(list) as usize
     }
 
-    fn sizes(&self, channels: &std::ops::Range<usize>) -> SizesLaunch {
-        SizesLaunch::new(
+    /// What taps read of some channels, as an argument.
+    fn sources<F: Float, N: Size>(
+        &self,
+        x: &CubeTensor,
+        tails: &CubeTensor,
+        channels: &Range<usize>,
+    ) -> SourcesLaunch<F, N> {
+        let sizes = SizesLaunch::new(
             self.plan.rows(),
             self.plan.tail_rows(),
             self.channels / self.vector,
             channels.start / self.vector,
             channels.len() / self.vector,
             self.list(ConvolutionList::PlainRuns),
-        )
+        );
+        SourcesLaunch::new(buffer(x), buffer(tails), self.lists.buffer(), sizes)
     }
 
     /// How the units of a cube share `channels` and rows, and the cubes that all channels take.
@@ -131,256 +141,7 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
     }
 }
 
-/// See [`crate::TreeSsmOps::causal_conv1d`]; a plan that passes [`check`].
-pub(crate) fn forward(
-    inputs: ConvolutionInputs<CubeBackend>,
-    plan: &ConvolutionPlan,
-    settings: ConvolutionSettings,
-) -> ConvolutionOutputs<CubeBackend> {
-    let [x, weight, initial_tails] = contiguous([inputs.x, inputs.weight, inputs.initial_tails]);
-    let call = Call::new(&x, &weight, &initial_tails, plan, settings);
-    let dtypes = [elem(x.dtype), elem(weight.dtype)];
-    // Parts without channels are not read.
-    let mut outputs = [0; 3].map(|_| empty(&x, [1, 1], x.dtype));
-    for (part, channels) in settings.parts() {
-        outputs[part] = empty(&x, [plan.rows(), channels.len()], x.dtype);
-        let (groups, columns) = call.groups(channels.len());
-        let blocks = plan
-            .rows()
-            .div_ceil(groups.groups() * forward::ROWS_PER_UNIT);
-        let (count, dim) = cubes(&call.client, columns * blocks, groups.units);
-        // SAFETY: shapes as read from the tensors, lists within bounds by construction of the
-        // plan; units without rows or channels store nothing.
-        unsafe {
-            forward::convolution_kernel::launch_unchecked(
-                &call.client,
-                count,
-                dim,
-                call.address_type,
-                call.vector,
-                x.clone().into_buffer_arg(),
-                weight.clone().into_buffer_arg(),
-                initial_tails.clone().into_buffer_arg(),
-                call.lists.buffer(),
-                outputs[part].clone().into_buffer_arg(),
-                call.sizes(&channels),
-                groups,
-                call.convolution,
-                dtypes,
-            );
-        }
-    }
-    let [first, second, third] = outputs;
-    ConvolutionOutputs {
-        first,
-        second,
-        third,
-        tails: requested_tails(&call, &x, initial_tails),
-    }
-}
-
-fn requested_tails(call: &Call, x: &CubeTensor, initial_tails: CubeTensor) -> CubeTensor {
-    let positions = call.plan.requested_sources().len();
-    let tails = empty(x, [positions.max(1), call.channels], x.dtype);
-    if positions > 0 {
-        let total = positions * call.channels / call.vector;
-        let (count, dim) = units(&call.client, total);
-        // SAFETY: as above.
-        unsafe {
-            forward::tails_kernel::launch_unchecked(
-                &call.client,
-                count,
-                dim,
-                call.address_type.max(address_type(&[&tails])),
-                call.vector,
-                x.clone().into_buffer_arg(),
-                initial_tails.into_buffer_arg(),
-                call.lists.buffer(),
-                tails.clone().into_buffer_arg(),
-                call.sizes(&(0..call.channels)),
-                call.list(ConvolutionList::RequestedSources),
-                total,
-                call.convolution,
-                elem(x.dtype),
-            );
-        }
-    }
-    tails
-}
-
-/// See [`crate::TreeSsmOps::causal_conv1d_backward`]; a plan that passes [`check`].
-pub(crate) fn backward(
-    inputs: ConvolutionInputs<CubeBackend>,
-    grads: ConvolutionOutputs<CubeBackend>,
-    plan: &ConvolutionPlan,
-    settings: ConvolutionSettings,
-) -> ConvolutionGradients<CubeBackend> {
-    let [x, weight, initial_tails] = contiguous([inputs.x, inputs.weight, inputs.initial_tails]);
-    let call = Call::new(&x, &weight, &initial_tails, plan, settings);
-    let taps = plan.kernel_size();
-    let blocks = plan.rows().div_ceil(backward::BLOCK_ROWS);
-    let n_parts = plan.parts().offsets.len() - 1;
-    let backward = Backward {
-        tails: with_outgoing(initial_tails.clone(), grads.tails, plan),
-        grad_outputs: contiguous([grads.first, grads.second, grads.third]),
-        sums: empty(&x, [blocks * taps + n_parts, call.channels], DType::F32),
-        first_part: blocks * taps,
-        x,
-        weight,
-        call,
-    };
-    if n_parts > 0 {
-        backward.sum_parts(n_parts);
-    }
-    let grad_x = backward.rows(blocks);
-    let grad_tails = match plan.tail_rows() {
-        0 => initial_tails,
-        positions => backward.tails(positions),
-    };
-    let shape = [blocks, backward.call.channels * taps];
-    let grad_weight = column_sum(backward.sums, shape, backward.weight.dtype);
-    ConvolutionGradients {
-        x: grad_x,
-        weight: reshape(grad_weight, Shape::new([backward.call.channels, taps])),
-        initial_tails: grad_tails,
-    }
-}
-
-/// The incoming tails, followed by the gradients of the outgoing ones if there are any.
-fn with_outgoing(
-    initial_tails: CubeTensor,
-    grad_tails: CubeTensor,
-    plan: &ConvolutionPlan,
-) -> CubeTensor {
-    match (plan.tail_rows(), plan.requested_sources().len()) {
-        (_, 0) => initial_tails,
-        (0, _) => into_contiguous(grad_tails),
-        _ => into_contiguous(CubeBackend::float_cat(vec![initial_tails, grad_tails], 0)),
-    }
-}
-
-/// The launches of a backward pass.
-struct Backward<'a> {
-    call: Call<'a>,
-    x: CubeTensor,
-    weight: CubeTensor,
-    /// See [`with_outgoing`].
-    tails: CubeTensor,
-    grad_outputs: [CubeTensor; 3],
-    /// `[blocks, C, K]` of weights, then `[parts, C]` of lists of readers.
-    sums: CubeTensor,
-    first_part: usize,
-}
-
-impl Backward<'_> {
-    fn readers(&self, offsets: ConvolutionList, readers: ConvolutionList) -> ReaderListsLaunch {
-        let [offsets, readers] = [offsets, readers].map(|list| self.call.list(list));
-        ReaderListsLaunch::new(offsets, readers, self.first_part)
-    }
-
-    fn address_type(&self) -> AddressType {
-        address_type(&[&self.x, &self.weight, &self.tails, &self.sums])
-    }
-
-    fn dtypes(&self) -> [ElemType; 2] {
-        [elem(self.x.dtype), elem(self.weight.dtype)]
-    }
-
-    fn sum_parts(&self, n_parts: usize) {
-        for (part, channels) in self.call.settings.parts() {
-            let total = n_parts * channels.len() / self.call.vector;
-            let (count, dim) = units(&self.call.client, total);
-            // SAFETY: as in the forward pass.
-            unsafe {
-                backward::parts_kernel::launch_unchecked(
-                    &self.call.client,
-                    count,
-                    dim,
-                    self.address_type(),
-                    self.call.vector,
-                    self.x.clone().into_buffer_arg(),
-                    self.weight.clone().into_buffer_arg(),
-                    self.tails.clone().into_buffer_arg(),
-                    self.grad_outputs[part].clone().into_buffer_arg(),
-                    self.call.lists.buffer(),
-                    self.sums.clone().into_buffer_arg(),
-                    self.call.sizes(&channels),
-                    self.readers(ConvolutionList::PartOffsets, ConvolutionList::PartReaders),
-                    total,
-                    self.call.convolution,
-                    self.dtypes(),
-                );
-            }
-        }
-    }
-
-    /// The gradient of `x`, and those of the weights by block of rows.
-    fn rows(&self, blocks: usize) -> CubeTensor {
-        let grad_x = empty(&self.x, self.x.meta.shape().clone(), self.x.dtype);
-        for (part, channels) in self.call.settings.parts() {
-            let (groups, columns) = self.call.groups(channels.len());
-            let (count, dim) = cubes(&self.call.client, columns * blocks, groups.units);
-            // SAFETY: as in the forward pass.
-            unsafe {
-                backward::convolution_kernel::launch_unchecked(
-                    &self.call.client,
-                    count,
-                    dim,
-                    self.address_type(),
-                    self.call.vector,
-                    self.x.clone().into_buffer_arg(),
-                    self.weight.clone().into_buffer_arg(),
-                    self.tails.clone().into_buffer_arg(),
-                    self.grad_outputs[part].clone().into_buffer_arg(),
-                    self.call.lists.buffer(),
-                    grad_x.clone().into_buffer_arg(),
-                    self.sums.clone().into_buffer_arg(),
-                    self.call.sizes(&channels),
-                    self.readers(
-                        ConvolutionList::RowReaderOffsets,
-                        ConvolutionList::RowReaders,
-                    ),
-                    groups,
-                    self.call.convolution,
-                    self.dtypes(),
-                );
-            }
-        }
-        grad_x
-    }
-
-    /// The gradient of the incoming tails.
-    fn tails(&self, positions: usize) -> CubeTensor {
-        let grad_tails = empty(&self.x, [positions, self.call.channels], self.x.dtype);
-        for (part, channels) in self.call.settings.parts() {
-            let total = positions * channels.len() / self.call.vector;
-            let (count, dim) = units(&self.call.client, total);
-            // SAFETY: as in the forward pass.
-            unsafe {
-                backward::tails_kernel::launch_unchecked(
-                    &self.call.client,
-                    count,
-                    dim,
-                    self.address_type(),
-                    self.call.vector,
-                    self.x.clone().into_buffer_arg(),
-                    self.weight.clone().into_buffer_arg(),
-                    self.tails.clone().into_buffer_arg(),
-                    self.grad_outputs[part].clone().into_buffer_arg(),
-                    self.call.lists.buffer(),
-                    self.sums.clone().into_buffer_arg(),
-                    grad_tails.clone().into_buffer_arg(),
-                    self.call.sizes(&channels),
-                    self.readers(
-                        ConvolutionList::TailReaderOffsets,
-                        ConvolutionList::TailReaders,
-                    ),
-                    total,
-                    self.call.convolution,
-                    self.dtypes(),
-                );
-            }
-        }
-        grad_tails
-    }
+/// A tensor as an argument.
+fn buffer(tensor: &CubeTensor) -> BufferArg {
+    tensor.clone().into_buffer_arg()
 }

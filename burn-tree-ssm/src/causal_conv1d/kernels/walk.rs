@@ -31,6 +31,18 @@ pub(super) struct Sizes {
     pub plain_runs: usize,
 }
 
+/// What taps read; see [`crate::ConvolutionPlan`].
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Sources<F: Float, N: Size> {
+    /// `[R, C]`
+    pub x: Box<[Vector<F, N>]>,
+    /// `[tail_rows, C]`
+    pub tails: Box<[Vector<F, N>]>,
+    /// All lists of the plan, the sources first.
+    pub lists: Box<[u32]>,
+    pub sizes: Sizes,
+}
+
 /// Weights of the unit's channels, by tap: the last of `K` numbers of a channel is tap 0.
 #[cube]
 pub(super) fn load_weights<W: Float, N: Size>(
@@ -60,23 +72,22 @@ pub(super) fn load_weights<W: Float, N: Size>(
     weights
 }
 
-/// The value of a source; see [`crate::ConvolutionPlan`].
+/// The value of a source.
 #[cube]
 pub(super) fn read_source<F: Float, N: Size>(
-    x: &[Vector<F, N>],
-    tails: &[Vector<F, N>],
+    sources: &Sources<F, N>,
     source: usize,
     channel: usize,
-    sizes: &Sizes,
     #[comptime] convolution: Convolution,
 ) -> Vector<f32, N> {
+    let sizes = &sources.sizes;
     let mut value = Vector::<f32, N>::zeroed();
     if source < sizes.rows {
-        value = Vector::cast_from(x[source * sizes.width + channel]);
+        value = Vector::cast_from(sources.x[source * sizes.width + channel]);
     }
     if comptime!(convolution.tails) {
         if source >= sizes.rows && source < sizes.rows + sizes.tail_rows {
-            value = Vector::cast_from(tails[(source - sizes.rows) * sizes.width + channel]);
+            value = Vector::cast_from(sources.tails[(source - sizes.rows) * sizes.width + channel]);
         }
     }
     value
@@ -99,18 +110,15 @@ pub(super) fn shift<N: Size>(
 #[cube]
 pub(super) fn reload<F: Float, N: Size>(
     taps: &mut Array<Vector<f32, N>>,
-    x: &[Vector<F, N>],
-    tails: &[Vector<F, N>],
-    lists: &[u32],
+    sources: &Sources<F, N>,
     row: usize,
     channel: usize,
-    sizes: &Sizes,
     #[comptime] convolution: Convolution,
 ) {
     #[unroll]
     for tap in 1..convolution.taps {
-        let source = lists[row * convolution.taps + tap] as usize;
-        taps[tap] = read_source::<F, N>(x, tails, source, channel, sizes, convolution);
+        let source = sources.lists[row * convolution.taps + tap] as usize;
+        taps[tap] = read_source::<F, N>(sources, source, channel, convolution);
     }
 }
 
@@ -118,19 +126,16 @@ pub(super) fn reload<F: Float, N: Size>(
 #[cube]
 pub(super) fn advance<F: Float, N: Size>(
     taps: &mut Array<Vector<f32, N>>,
-    x: &[Vector<F, N>],
-    tails: &[Vector<F, N>],
-    lists: &[u32],
+    sources: &Sources<F, N>,
     row: usize,
     channel: usize,
-    sizes: &Sizes,
     #[comptime] convolution: Convolution,
 ) {
     if comptime!(convolution.taps > 1) {
-        if lists[row * convolution.taps + 1] as usize + 1 == row {
+        if sources.lists[row * convolution.taps + 1] as usize + 1 == row {
             shift::<N>(taps, convolution);
         } else {
-            reload::<F, N>(taps, x, tails, lists, row, channel, sizes, convolution);
+            reload::<F, N>(taps, sources, row, channel, convolution);
         }
     }
 }
@@ -156,6 +161,7 @@ pub(super) fn convolve<N: Size>(
     sum
 }
 
+/// The output from the sum over the taps.
 #[cube]
 pub(super) fn activate<N: Size>(
     y: Vector<f32, N>,

@@ -14,6 +14,8 @@ pub(crate) mod accelerated;
 pub(crate) mod call;
 mod log_decay;
 pub(crate) mod portable;
+#[cfg(all(test, feature = "cuda"))]
+mod transpiled;
 
 use burn::tensor::DType;
 use burn_cubecl::CubeDevice;

@@ -1,5 +1,4 @@
-//! What these kernels are made of besides the blocks of all tensor-core kernels: rows
-//! of one head out of token-major tensors, decays within a window, and products.
+//! The shape of windows, and products of their rows.
 
 use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
@@ -8,6 +7,8 @@ use cubecl::prelude::*;
 pub(crate) const ROWS: usize = 64;
 /// 16-row tiles of a window.
 pub(crate) const TILES: usize = ROWS / 16;
+/// Bytes of a 16-bit tile of a window's rows and columns.
+pub(crate) const SQUARE: usize = tile_bytes(ROWS, ROWS);
 
 /// Compile-time shape of the kernels on single windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,147 +18,6 @@ pub(crate) struct WindowConfig {
     /// Numbers of a value, a multiple of 64.
     pub value_dim: usize,
 }
-
-// Memory
-
-/// The 64-bit address of the start of a tensor in global memory that is written to.
-#[cube]
-pub(crate) fn output_address<T: CubePrimitive>(tensor: &mut [T]) -> u64 {
-    let pointer = tensor.as_mut_ptr();
-    let address: u64;
-    gpu_asm!(
-        "cvta.to.global.u64 {address}, {pointer};",
-        pointer = in(_) pointer, address = out(_) address, options(nomem),
-    );
-    address
-}
-
-/// Bytes from the start of a token-major tensor (`[R, heads, dim]` of 16-bit numbers) to a row of a
-/// head.
-#[cube]
-pub(crate) fn row_offset(row: u32, heads: u32, head: u32, #[comptime] dim: usize) -> u64 {
-    (u64::cast_from(row) * u64::cast_from(heads) + u64::cast_from(head)) * comptime!(2 * dim as u64)
-}
-
-/// Bytes from row to row of one head of a token-major tensor.
-#[cube]
-pub(crate) fn row_bytes(heads: u32, #[comptime] dim: usize) -> u64 {
-    u64::cast_from(heads * comptime!(2 * dim as u32))
-}
-
-/// Starts copying `rows` rows of `dim` 16-bit numbers, `row_bytes` apart in global memory, into the
-/// tile at `shared`; rows from `valid_rows` on become zero. `unit` is one of `units` units.
-#[cube]
-pub(crate) fn copy_spread_rows(
-    global: u64,
-    row_bytes: u64,
-    shared: u32,
-    unit: u32,
-    valid_rows: u32,
-    #[comptime] rows: usize,
-    #[comptime] dim: usize,
-    #[comptime] units: usize,
-) {
-    let row_chunks = comptime!(2 * dim / CHUNK);
-    let rows_of_pass = comptime!(units / row_chunks);
-    let row = unit / row_chunks as u32;
-    let chunk = unit % row_chunks as u32 * CHUNK as u32;
-    let to = shared + row * comptime!(row_stride(dim) as u32) + chunk;
-    let mut from = global + u64::cast_from(row) * row_bytes + u64::cast_from(chunk);
-    let advance = row_bytes * comptime!(rows_of_pass as u64);
-    #[unroll]
-    for pass in 0..comptime!(rows / rows_of_pass) {
-        let first = comptime!(pass * rows_of_pass);
-        copy_chunk_or_zero(
-            from,
-            0usize,
-            to,
-            comptime!(first * row_stride(dim)),
-            row + comptime!(first as u32) < valid_rows,
-        );
-        from += advance;
-    }
-}
-
-/// Writes the first `valid` of `rows` rows of a tile in shared memory to rows `row_bytes` apart in
-/// global memory, by one plane.
-#[cube]
-pub(crate) fn store_spread_rows(
-    shared: u32,
-    global: u64,
-    row_bytes: u64,
-    lane: u32,
-    valid: u32,
-    #[comptime] rows: usize,
-    #[comptime] dim: usize,
-) {
-    let row_chunks = comptime!((2 * dim / CHUNK) as u32);
-    #[unroll]
-    for pass in 0..comptime!(rows * 2 * dim / CHUNK / PLANE) {
-        let chunk = lane + comptime!((pass * PLANE) as u32);
-        let row = chunk / row_chunks;
-        if row < valid {
-            // 16 bytes of padding per row.
-            let from = shared + (chunk + row) * CHUNK as u32;
-            let offset = u64::cast_from(chunk % row_chunks * CHUNK as u32);
-            let to = global + u64::cast_from(row) * row_bytes + offset;
-            store_chunk_global(to, load_chunk(from, 0usize));
-        }
-    }
-}
-
-/// Reads an f32 number of shared memory.
-#[cube]
-pub(crate) fn load_number(address: u32, #[comptime] offset: usize) -> f32 {
-    let number: f32;
-    gpu_asm!(
-        "ld.shared.f32 {number}, [{address}+{offset}];",
-        number = out(_) number, address = in(_) read::<u32>(address), options(readonly),
-    );
-    number
-}
-
-/// Writes an f32 number of shared memory.
-#[cube]
-pub(crate) fn store_number(address: u32, #[comptime] offset: usize, number: f32) {
-    gpu_asm!(
-        "st.shared.f32 [{address}+{offset}], {number};",
-        address = in(_) read::<u32>(address), number = in(_) read::<f32>(number),
-    );
-}
-
-/// Reads a word of shared memory.
-#[cube]
-pub(crate) fn load_word(address: u32, #[comptime] offset: usize) -> u32 {
-    let word: u32;
-    gpu_asm!(
-        "ld.shared.b32 {word}, [{address}+{offset}];",
-        word = out(_) word, address = in(_) read::<u32>(address), options(readonly),
-    );
-    word
-}
-
-/// Reads a word of global memory that this launch does not write.
-#[cube]
-pub(crate) fn load_word_global(address: u64, #[comptime] offset: usize) -> u32 {
-    let word: u32;
-    gpu_asm!(
-        "ld.global.nc.b32 {word}, [{address}+{offset}];",
-        word = out(_) word, address = in(_) read::<u64>(address), options(readonly),
-    );
-    word
-}
-
-/// Writes a word of global memory.
-#[cube]
-pub(crate) fn store_word_global(address: u64, #[comptime] offset: usize, word: u32) {
-    gpu_asm!(
-        "st.global.b32 [{address}+{offset}], {word};",
-        address = in(_) read::<u64>(address), word = in(_) read::<u32>(word),
-    );
-}
-
-// Fragments
 
 /// An 8 x 8 block of 16-bit numbers, of which every lane holds a pair of a row, transposed.
 #[cube]
@@ -283,41 +143,4 @@ pub(crate) fn stage_rows<E: Float>(
         }
     }
     sync_plane();
-}
-
-// Decays
-
-/// Two neighbouring columns of a window's decays.
-#[derive(CubeType, Clone, Copy)]
-pub(crate) struct Columns {
-    first: u32,
-    sums: Vector<u32, Const<2>>,
-    ends: Vector<u32, Const<2>>,
-}
-
-/// The columns `first` and `first + 1`; addresses of the window's path sums of log decays (to base
-/// 2) and of the ends of its rows' subtrees, counted within the window.
-#[cube]
-pub(crate) fn columns(sums: u32, ends: u32, first: u32) -> Columns {
-    Columns {
-        first,
-        sums: load_pair(sums + first * 4, 0usize),
-        ends: load_pair(ends + first * 4, 0usize),
-    }
-}
-
-/// Whether the token of the `of`th of two columns is that of a row or above it.
-#[cube]
-pub(crate) fn is_above(columns: &Columns, #[comptime] of: usize, row: u32) -> bool {
-    let column = columns.first + comptime!(of as u32);
-    column <= row && row < columns.ends.extract(of)
-}
-
-/// The decay from the `of`th of two columns to a row with the path sum `row_sum`, or 0 if the
-/// column's token is not that of the row or above it. The difference is exponentiated: powers of
-/// the sums alone overflow.
-#[cube]
-pub(crate) fn decay_from(columns: &Columns, #[comptime] of: usize, row: u32, row_sum: f32) -> f32 {
-    let sum = f32::reinterpret(columns.sums.extract(of));
-    select(is_above(columns, of, row), exp2(row_sum - sum), 0.0f32)
 }

@@ -1,12 +1,18 @@
 //! Kernels for tensor cores: `mma.sync` with `ldmatrix` and asynchronous copies, on NVIDIA GPUs
 //! through CubeCL's C++ compiler.
 
+mod arguments;
 mod backward;
 mod blocks;
+mod decays;
 mod forward;
+mod pass;
+mod place;
+mod rows;
 mod states;
 #[cfg(all(test, feature = "cuda"))]
 mod transpiled;
+mod words;
 
 use burn::tensor::DType;
 use burn_tree_kit::cube::matrix::{missing_instructions, operand};

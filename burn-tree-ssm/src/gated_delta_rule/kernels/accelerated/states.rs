@@ -1,75 +1,14 @@
-//! Blocks of the two kernels that walk along paths: a plane holds 16 value columns of a state in
-//! its registers, transposed (`[16, DK]`), so planes need nothing of each other.
+//! Blocks of the kernels that walk along runs: a plane holds 16 value columns of a state in its
+//! registers, transposed (`[16, DK]`), so planes need nothing of each other.
 
 use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
 
+use super::arguments::RunLists;
 use super::blocks::*;
-
-/// No slot, in lists of slots.
-pub(crate) const NO_SLOT: u32 = -1i32 as u32;
-/// A state of zeros, in lists of entries.
-pub(crate) const NO_ENTRY: u32 = -1i32 as u32;
-/// The first initial state, in lists of entries; the next ones count down.
-pub(crate) const FIRST_INITIAL: u32 = -2i32 as u32;
-/// The largest number of a slot.
-pub(crate) const LAST_SLOT: u32 = i32::MAX as u32;
-
-/// Compile-time shape of the kernels along paths.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct PathConfig {
-    /// Numbers of a key, a multiple of 64.
-    pub key_dim: usize,
-    /// Numbers of a value, a multiple of 64.
-    pub value_dim: usize,
-    /// Planes that compute: 2 or 4. As many others copy.
-    pub planes: usize,
-    /// Windows whose inputs are in shared memory at a time, at least 2.
-    pub stages: usize,
-}
-
-impl PathConfig {
-    /// Units of a cube.
-    pub(crate) const fn units(self) -> usize {
-        2 * self.copying()
-    }
-
-    /// Units that copy, the last of the cube.
-    pub(crate) const fn copying(self) -> usize {
-        self.planes * PLANE
-    }
-
-    /// Value columns of a cube.
-    pub(crate) const fn columns(self) -> usize {
-        16 * self.planes
-    }
-
-    /// Cubes per path and head.
-    pub(crate) const fn slices(self) -> usize {
-        self.value_dim / self.columns()
-    }
-
-    /// Bytes of a window's rows of keys in shared memory.
-    pub(crate) const fn key_tile(self) -> usize {
-        tile_bytes(ROWS, self.key_dim)
-    }
-
-    /// Bytes of a window's rows of the cube's value columns in shared memory.
-    pub(crate) const fn slice_tile(self) -> usize {
-        tile_bytes(ROWS, self.columns())
-    }
-
-    /// Bytes of `key_tiles` and `slice_tiles` tiles and two numbers per row of a window, for all
-    /// stages.
-    pub(crate) const fn stage_bytes(self, key_tiles: usize, slice_tiles: usize) -> usize {
-        key_tiles * self.key_tile() + slice_tiles * self.slice_tile() + 2 * 4 * ROWS
-    }
-
-    /// Bytes in which planes turn states into rows of 16-bit numbers.
-    pub(crate) const fn staging_bytes(self) -> usize {
-        self.planes * tile_bytes(16, self.key_dim)
-    }
-}
+use super::place::*;
+use super::rows::*;
+use super::words::*;
 
 /// Starts copying, by one of the copying units, a window's decays from its entry, then those to its
 /// last token.
@@ -94,24 +33,34 @@ pub(crate) fn copy_decays(
     }
 }
 
-/// The address of the first number of a lane's part of a state that is kept as `[.., HV, DK, DV]`
-/// f32 numbers, of which its plane holds the columns from `column` on.
+/// A state of zeros.
 #[cube]
-pub(crate) fn state_address(
-    states: u64,
-    state: u32,
-    head: u32,
-    value_heads: u32,
-    column: u32,
-    lane: u32,
+pub(crate) fn zero_state(#[comptime] config: PathConfig) -> Array<Accumulator> {
+    let mut state = Array::<Accumulator>::new(comptime!(config.key_dim / 8));
+    clear(&mut state, comptime!(config.key_dim / 8));
+    state
+}
+
+/// Adds to a plane's state the one that its run starts from, one of `slots` (their address) or of
+/// `initial_states`, if there is one.
+#[cube]
+pub(crate) fn add_entry(
+    state: &mut Array<Accumulator>,
+    runs: &RunLists,
+    slots: u64,
+    initial_states: &[f32],
+    place: &Place,
     #[comptime] config: PathConfig,
-) -> u64 {
-    let (key_dim, value_dim) = comptime!((config.key_dim as u32, config.value_dim as u32));
-    let number = u64::cast_from(state) * u64::cast_from(value_heads) + u64::cast_from(head);
-    let in_state = lane % 4 * 2 * value_dim + column + lane / 4;
-    states
-        + number * comptime!(4 * key_dim as u64 * value_dim as u64)
-        + u64::cast_from(in_state * 4)
+) {
+    let entry = runs.entries[place.run as usize];
+    if entry != NO_ENTRY {
+        let (source, number) = if entry <= LAST_SLOT {
+            (slots, entry)
+        } else {
+            (global_address::<f32>(initial_states), FIRST_INITIAL - entry)
+        };
+        add_state(state, state_address(source, number, place, config), config);
+    }
 }
 
 /// Adds a state to that of a plane.
@@ -171,7 +120,7 @@ pub(crate) fn round_state<E: Float>(
 pub(crate) fn write_rounded_state(
     rounded: &Array<Fragment>,
     staging: u32,
-    global: u64,
+    target: &HeadRows,
     lane: u32,
     #[comptime] config: PathConfig,
 ) {
@@ -188,15 +137,7 @@ pub(crate) fn write_rounded_state(
         }
     }
     sync_plane();
-    store_spread_rows(
-        staging,
-        global,
-        u64::cast_from(comptime!(2 * config.key_dim as u32)),
-        lane,
-        16u32,
-        16usize,
-        config.key_dim,
-    );
+    store_head_rows(staging, target, lane, 16u32, config.key_dim);
 }
 
 /// Adds to `product` (16 x 64, transposed rows of a window) that of a plane's rounded state with
@@ -293,8 +234,7 @@ pub(crate) fn scale_columns<E: Float>(
 pub(crate) fn write_columns(
     operands: &Array<Fragment>,
     tile: u32,
-    global: u64,
-    row_bytes: u64,
+    target: &HeadRows,
     lane: u32,
     valid: u32,
     #[comptime] config: PathConfig,
@@ -318,7 +258,7 @@ pub(crate) fn write_columns(
         if row < valid {
             let half = lane % 2 * CHUNK as u32;
             let from = tile + row * comptime!(stride as u32) + half;
-            let to = global + u64::cast_from(row) * row_bytes + u64::cast_from(half);
+            let to = target.first + u64::cast_from(row) * target.row_bytes + u64::cast_from(half);
             store_chunk_global(to, load_chunk(from, 0usize));
         }
     }

@@ -2,11 +2,56 @@
 //! variable `BURN_TREE_SSM_SOURCES` names a folder, the sources are written there, for
 //! `nvcc -cubin -Xptxas -v` to tell registers and spills.
 
-use burn_tree_kit::cube::translation::{BF16, F16, Target, assert_translate};
+use burn_tree_kit::cube::translation::{BF16, F16, Target, assert_translate, buffer};
 
+use super::arguments::{
+    GatesCompilationArg, LevelCompilationArg, PathListsCompilationArg, RunListsCompilationArg,
+    SizesCompilationArg, WindowsCompilationArg,
+};
 use super::backward::transpiled::backward_kernels;
 use super::forward::transpiled::forward_kernels;
 use super::*;
+
+pub(super) fn sizes() -> SizesCompilationArg {
+    SizesCompilationArg {
+        rows: (),
+        key_heads: (),
+        value_heads: (),
+    }
+}
+
+pub(super) fn level() -> LevelCompilationArg {
+    LevelCompilationArg {
+        first_run: (),
+        scale: (),
+    }
+}
+
+pub(super) fn windows() -> WindowsCompilationArg {
+    WindowsCompilationArg {
+        starts: buffer(),
+        lengths: buffer(),
+    }
+}
+
+pub(super) fn path_lists() -> PathListsCompilationArg {
+    PathListsCompilationArg {
+        windows: windows(),
+        runs: RunListsCompilationArg {
+            offsets: buffer(),
+            entries: buffer(),
+            siblings: buffer(),
+        },
+    }
+}
+
+pub(super) fn gates() -> GatesCompilationArg {
+    GatesCompilationArg {
+        log_decay: buffer(),
+        beta: buffer(),
+        subtree_ends: buffer(),
+    }
+}
 
 #[test]
 fn kernels_translate_to_cuda() {

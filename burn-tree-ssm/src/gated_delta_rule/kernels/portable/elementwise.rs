@@ -53,17 +53,27 @@ pub(super) fn sum_heads<E: Float>(
     sums[ABSOLUTE_POS] = E::cast_from(sum);
 }
 
-/// Gradients of the initial states, `[max(G, 1), HV, DK, DV]`: sums over the paths that start from
-/// each of the `states` that there are. One unit for each number.
+/// The paths that start from initial states.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct InitialChildren {
+    /// All lists of the recurrence.
+    pub schedule: Box<[u32]>,
+    /// Where the lists of offsets and of paths are in it.
+    pub offsets: u32,
+    pub children: u32,
+    /// Initial states.
+    pub states: u32,
+    /// Number of requested rows.
+    pub requested: u32,
+}
+
+/// Gradients of the initial states, `[max(G, 1), HV, DK, DV]`, of `width` numbers each: sums over
+/// the paths that start from each of the states that there are. One unit for each number.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn initial_gradients(
     state_grads: &[f32],
-    schedule: &[u32],
+    lists: &InitialChildren,
     grad_initial: &mut [f32],
-    offsets: u32,
-    children: u32,
-    states: u32,
-    requested: u32,
     width: usize,
     total: usize,
 ) {
@@ -72,10 +82,10 @@ pub(super) fn initial_gradients(
     }
     let state = ABSOLUTE_POS / width;
     let mut sum = 0.0f32;
-    if state < states as usize {
-        let list = offsets as usize + state;
-        for child in schedule[list]..schedule[list + 1] {
-            let path = requested + schedule[(children + child) as usize];
+    if state < lists.states as usize {
+        let list = lists.offsets as usize + state;
+        for child in lists.schedule[list]..lists.schedule[list + 1] {
+            let path = lists.requested + lists.schedule[(lists.children + child) as usize];
             sum += state_grads[path as usize * width + ABSOLUTE_POS % width];
         }
     }

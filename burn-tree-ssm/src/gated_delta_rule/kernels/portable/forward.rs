@@ -3,9 +3,11 @@
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::products::{
+    add_product_of_square, new_stage, product, product_of_rows, write_product_of_square,
+};
 use super::tile::{
-    Order, Quad, SQUARE_LANES, SQUARE_LEN, TILE, add_product, add_product_of_square, block_column,
-    block_row, new_stage, part, put, read, write, write_product_of_square, zeros,
+    Quad, SQUARE_LANES, SQUARE_LEN, TILE, block_column, block_row, part, put, read, write, zeros,
 };
 use super::window::{
     Problem, head_key_rows, inverse_rows, key_rows, load_gates, scale_by_decays, sees, value_rows,
@@ -21,34 +23,21 @@ pub(super) const UNITS: u32 = 256;
 pub(super) fn window_inverse<E: Float>(
     key: &[E],
     gates: &[f32],
-    schedule: &[u32],
     inverse: &mut [E],
-    problem: Problem,
+    problem: &Problem,
     #[define(E)] _stored: ElemType,
 ) {
     if CUBE_POS >= problem.items as usize {
         terminate!();
     }
     let stride = comptime!(TILE + 1);
-    let window = window_of_cube(schedule, &problem);
-    let gates = load_gates(gates, schedule, &problem, &window);
-    let keys = key_rows(&problem, &window);
+    let window = window_of_cube(problem);
+    let gates = load_gates(gates, problem, &window);
+    let keys = key_rows(problem, &window);
     let mut stage = new_stage(SQUARE_LANES);
     let mut square = Shared::<[f32]>::new_slice(comptime!(TILE * stride));
 
-    let mut block = zeros(4usize);
-    let depth = problem.key_dim as usize;
-    add_product::<E, E>(
-        key,
-        &keys,
-        Order::AsStored,
-        key,
-        &keys,
-        Order::Transposed,
-        depth,
-        &mut stage,
-        &mut block,
-    );
+    let block = product_of_rows::<E>(key, &keys, key, &keys, &mut stage);
     #[unroll]
     for r in 0..4usize {
         #[unroll]
@@ -75,7 +64,7 @@ pub(super) fn window_inverse<E: Float>(
         }
     }
     sync_cube();
-    let target = inverse_rows(&problem, &window);
+    let target = inverse_rows(problem, &window);
     let mut at = UNIT_POS as usize;
     while at < TILE * TILE {
         let row = at / TILE;
@@ -102,23 +91,22 @@ pub(super) fn window_operators<E: Float>(
     value: &[E],
     inverse: &[E],
     gates: &[f32],
-    schedule: &[u32],
     w: &mut [E],
     u: &mut [E],
-    problem: Problem,
+    problem: &Problem,
     #[define(E)] _stored: ElemType,
 ) {
     if CUBE_POS >= problem.items as usize {
         terminate!();
     }
-    let window = window_of_cube(schedule, &problem);
-    let gates = load_gates(gates, schedule, &problem, &window);
+    let window = window_of_cube(problem);
+    let gates = load_gates(gates, problem, &window);
     let mut stage = new_stage(SQUARE_LANES);
     let mut square = Shared::<[Quad]>::new_slice(SQUARE_LEN);
     let row = block_row(SQUARE_LANES);
     let column = block_column(SQUARE_LANES);
 
-    let source = inverse_rows(&problem, &window);
+    let source = inverse_rows(problem, &window);
     let mut factors = zeros(4usize);
     #[unroll]
     for r in 0..4usize {
@@ -131,8 +119,8 @@ pub(super) fn window_operators<E: Float>(
         factors[r] = quad;
     }
     put(&factors, 0usize, &mut square, SQUARE_LANES);
-    let keys = key_rows(&problem, &window);
-    let targets = head_key_rows(&problem, &window);
+    let keys = key_rows(problem, &window);
+    let targets = head_key_rows(problem, &window);
     let mut from = 0usize;
     while from < keys.columns {
         let mut block = zeros(4usize);
@@ -148,7 +136,7 @@ pub(super) fn window_operators<E: Float>(
     scale_by_decays(&mut factors, &gates, 1.0f32, false);
     sync_cube();
     put(&factors, 0usize, &mut square, SQUARE_LANES);
-    let values = value_rows(&problem, &window);
+    let values = value_rows(problem, &window);
     write_product_of_square::<E, E>(&square, value, &values, window.rows, &mut stage, u, &values);
 }
 
@@ -161,56 +149,38 @@ pub(super) fn window_output<E: Float>(
     updates: &[E],
     states: &[E],
     gates: &[f32],
-    schedule: &[u32],
     output: &mut [E],
-    problem: Problem,
-    scale: f32,
+    problem: &Problem,
     #[define(E)] _stored: ElemType,
 ) {
     if CUBE_POS >= problem.items as usize {
         terminate!();
     }
-    let window = window_of_cube(schedule, &problem);
-    let gates = load_gates(gates, schedule, &problem, &window);
-    let keys = key_rows(&problem, &window);
-    let values = value_rows(&problem, &window);
-    let state = window_state(&problem, &window);
+    let window = window_of_cube(problem);
+    let gates = load_gates(gates, problem, &window);
+    let keys = key_rows(problem, &window);
+    let values = value_rows(problem, &window);
+    let state = window_state(problem, &window);
     let mut stage = new_stage(SQUARE_LANES);
     let mut square = Shared::<[Quad]>::new_slice(SQUARE_LEN);
     let row = block_row(SQUARE_LANES);
     let column = block_column(SQUARE_LANES);
 
-    let mut block = zeros(4usize);
-    add_product::<E, E>(
-        query,
-        &keys,
-        Order::AsStored,
-        key,
-        &keys,
-        Order::Transposed,
-        keys.columns,
-        &mut stage,
-        &mut block,
-    );
-    scale_by_decays(&mut block, &gates, scale, false);
+    let mut block = product_of_rows::<E>(query, &keys, key, &keys, &mut stage);
+    scale_by_decays(&mut block, &gates, problem.scale, false);
     put(&block, 0usize, &mut square, SQUARE_LANES);
     let mut from = 0usize;
     while from < values.columns {
-        let mut block = zeros(4usize);
-        add_product::<E, E>(
+        let mut block = product::<E>(
             query,
             &keys,
-            Order::AsStored,
             states,
             &part(&state, 0usize, from),
-            Order::AsStored,
-            keys.columns,
             &mut stage,
-            &mut block,
         );
         #[unroll]
         for r in 0..4usize {
-            block[r] *= Quad::new(scale * gates.sums[row + r].exp());
+            block[r] *= Quad::new(problem.scale * gates.sums[row + r].exp());
         }
         let operand = part(&values, 0usize, from);
         add_product_of_square::<E>(

@@ -14,6 +14,7 @@ mod forward;
 mod gates;
 mod gradients;
 mod launch;
+mod products;
 mod scan;
 mod tile;
 #[cfg(all(test, feature = "cuda"))]

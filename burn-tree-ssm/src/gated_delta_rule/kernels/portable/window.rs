@@ -11,10 +11,14 @@ pub(super) const ZERO: u32 = u32::MAX;
 /// Entries from here on are initial states: 0 is `ZERO - 1`, 1 is `ZERO - 2`, and so on.
 pub(super) const INITIAL: u32 = 1 << 31;
 
-/// Sizes, and where the sections of the schedule start (see [`crate::TreeRecurrence`]). All of them
-/// are run-time arguments.
+/// Sizes, and the lists of the recurrence with where each of them starts (see
+/// [`crate::TreeRecurrence`]). All of them are run-time arguments.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Problem {
+    /// All lists.
+    pub schedule: Box<[u32]>,
+    /// Of queries.
+    pub scale: f32,
     pub key_heads: u32,
     pub value_heads: u32,
     pub key_dim: u32,
@@ -50,12 +54,14 @@ pub(super) struct Window {
 }
 
 #[cube]
-pub(super) fn window_at(schedule: &[u32], problem: &Problem, index: usize, head: usize) -> Window {
+pub(super) fn window_at(problem: &Problem, index: usize, head: usize) -> Window {
     let group = (problem.value_heads / problem.key_heads) as usize;
+    let start = problem.schedule[problem.window_starts as usize + index];
+    let rows = problem.schedule[problem.window_lengths as usize + index];
     Window {
         index,
-        start: schedule[problem.window_starts as usize + index] as usize,
-        rows: schedule[problem.window_lengths as usize + index] as usize,
+        start: start as usize,
+        rows: rows as usize,
         head,
         key_head: head / group,
     }
@@ -63,9 +69,9 @@ pub(super) fn window_at(schedule: &[u32], problem: &Problem, index: usize, head:
 
 /// The window and head of this cube, the heads of a window one after another.
 #[cube]
-pub(super) fn window_of_cube(schedule: &[u32], problem: &Problem) -> Window {
+pub(super) fn window_of_cube(problem: &Problem) -> Window {
     let heads = problem.value_heads as usize;
-    window_at(schedule, problem, CUBE_POS / heads, CUBE_POS % heads)
+    window_at(problem, CUBE_POS / heads, CUBE_POS % heads)
 }
 
 /// The window's rows of a tensor `[R, HK, DK]`.
@@ -147,18 +153,16 @@ pub(super) struct PathTile {
 
 /// What this cube works on; paths are in order of the schedule, long ones first.
 #[cube]
-pub(super) fn path_tile_of_cube(
-    schedule: &[u32],
-    problem: &Problem,
-    #[comptime] columns: usize,
-) -> PathTile {
+pub(super) fn path_tile_of_cube(problem: &Problem, #[comptime] columns: usize) -> PathTile {
     let tiles = (problem.value_dim as usize).div_ceil(columns);
     let heads = problem.value_heads as usize;
     let path = problem.first_path as usize + CUBE_POS / (tiles * heads);
+    let first = problem.schedule[problem.path_offsets as usize + path];
+    let end = problem.schedule[problem.path_offsets as usize + path + 1];
     PathTile {
         path,
-        first: schedule[problem.path_offsets as usize + path] as usize,
-        end: schedule[problem.path_offsets as usize + path + 1] as usize,
+        first: first as usize,
+        end: end as usize,
         head: CUBE_POS / tiles % heads,
         column: CUBE_POS % tiles * columns,
     }
@@ -166,14 +170,14 @@ pub(super) fn path_tile_of_cube(
 
 /// Where the state before a path comes from: a slot, [`ZERO`] or from [`INITIAL`] on.
 #[cube]
-pub(super) fn entry(schedule: &[u32], problem: &Problem, path: usize) -> u32 {
-    schedule[problem.path_entries as usize + path]
+pub(super) fn entry(problem: &Problem, path: usize) -> u32 {
+    problem.schedule[problem.path_entries as usize + path]
 }
 
 /// Where the state after a window's last row is stored, or [`NOWHERE`].
 #[cube]
-pub(super) fn slot(schedule: &[u32], problem: &Problem, window: &Window) -> u32 {
-    schedule[problem.window_slots as usize + window.index]
+pub(super) fn slot(problem: &Problem, window: &Window) -> u32 {
+    problem.schedule[problem.window_slots as usize + window.index]
 }
 
 /// Gates of the rows of a window, in shared memory.
@@ -205,12 +209,7 @@ pub(super) fn gate_index(problem: &Problem, window: &Window, row: usize) -> usiz
 
 /// The gates of a window, for all units.
 #[cube]
-pub(super) fn load_gates(
-    gates: &[f32],
-    schedule: &[u32],
-    problem: &Problem,
-    window: &Window,
-) -> Gates {
+pub(super) fn load_gates(gates: &[f32], problem: &Problem, window: &Window) -> Gates {
     let mut loaded = Gates {
         sums: Shared::<[f32]>::new_slice(TILE),
         beta: Shared::<[f32]>::new_slice(TILE),
@@ -225,7 +224,7 @@ pub(super) fn load_gates(
             let at = gate_index(problem, window, row);
             sum = gates[at + SUM];
             beta = gates[at + BETA];
-            end = end_in_window(schedule, problem, window, row);
+            end = end_in_window(problem, window, row);
         }
         loaded.sums[row] = sum;
         loaded.beta[row] = beta;
@@ -237,13 +236,8 @@ pub(super) fn load_gates(
 
 /// One past the last row of the window in the subtree of its row `row`.
 #[cube]
-pub(super) fn end_in_window(
-    schedule: &[u32],
-    problem: &Problem,
-    window: &Window,
-    row: usize,
-) -> u32 {
-    let end = schedule[problem.subtree_ends as usize + window.start + row];
+pub(super) fn end_in_window(problem: &Problem, window: &Window, row: usize) -> u32 {
+    let end = problem.schedule[problem.subtree_ends as usize + window.start + row];
     min(end - window.start as u32, window.rows as u32)
 }
 

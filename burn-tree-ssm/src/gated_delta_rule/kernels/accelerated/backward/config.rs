@@ -1,7 +1,7 @@
 //! Sizes of the kernels of the backward pass.
 
 use super::super::blocks::WindowConfig;
-use super::super::states::PathConfig;
+use super::super::place::PathConfig;
 
 /// Bytes of shared memory that a cube of the backward pass needs at least.
 pub(in super::super) fn shared_bytes(key_dim: usize, value_dim: usize) -> usize {

@@ -3,7 +3,9 @@
 use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
 
+use super::super::arguments::Windows;
 use super::super::blocks::*;
+use super::super::words::*;
 
 /// Planes of a cube, one per 16-row tile.
 pub(super) const PLANES: usize = TILES;
@@ -46,15 +48,14 @@ impl WindowConfig {
             tile_bytes(ROWS, self.value_dim),
         );
         let parts = 2 * tile_bytes(self.value_dim, PART);
-        let square = tile_bytes(ROWS, ROWS);
         let u = 2 * by_key;
         let grad_output = u + by_value;
         let grad_u = grad_output + by_value;
         let inverse = grad_u + if by_value > parts { by_value } else { parts };
-        let grad_product = inverse + square;
+        let grad_product = inverse + SQUARE;
         let numbers = inverse
-            + if 2 * square > parts {
-                2 * square
+            + if 2 * SQUARE > parts {
+                2 * SQUARE
             } else {
                 parts
             };
@@ -81,6 +82,13 @@ impl WindowConfig {
 /// A window in a cube: addresses in shared memory, and the rows of the unit.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct CubeWindow {
+    pub number: u32,
+    /// First row.
+    pub start: u32,
+    /// Rows.
+    pub length: u32,
+    /// 16-row tiles.
+    pub tiles: u32,
     pub query: u32,
     pub key: u32,
     pub u: u32,
@@ -112,25 +120,28 @@ pub(super) struct CubeWindow {
     pub plane_row: u32,
     /// First row of the lane; its second is eight further.
     pub row: u32,
-    /// Rows of the window.
-    pub length: u32,
-    /// 16-row tiles of the window.
-    pub tiles: u32,
 }
 
-/// The window of `length` rows whose tiles are at `shared`.
+/// Window number `number`, whose tiles are at `shared`.
 #[cube]
 pub(super) fn cube_window(
     shared: u32,
-    length: u32,
+    windows: &Windows,
+    number: u32,
     #[comptime] config: WindowConfig,
 ) -> CubeWindow {
+    let start = windows.starts[number as usize];
+    let length = windows.lengths[number as usize];
     let layout = comptime!(config.gradients_layout());
     let numbers = shared + comptime!(layout.numbers as u32);
     let unit = UNIT_POS_X;
     let (lane, plane) = (unit % 32, unit / 32);
     let plane_row = plane * 16;
     CubeWindow {
+        number,
+        start,
+        length,
+        tiles: length.div_ceil(16u32),
         query: shared,
         key: shared + comptime!(layout.key as u32),
         u: shared + comptime!(layout.u as u32),
@@ -151,8 +162,6 @@ pub(super) fn cube_window(
         plane,
         plane_row,
         row: plane_row + lane / 4,
-        length,
-        tiles: length.div_ceil(16u32),
     }
 }
 
@@ -183,4 +192,11 @@ pub(super) fn zero_rows() -> Array<f32> {
     zeros[0] = 0.0f32;
     zeros[1] = 0.0f32;
     zeros
+}
+
+/// Sums of the plane's rows of the gradients of queries and keys.
+#[derive(CubeType)]
+pub(super) struct KeySums {
+    pub query: Array<Accumulator>,
+    pub key: Array<Accumulator>,
 }

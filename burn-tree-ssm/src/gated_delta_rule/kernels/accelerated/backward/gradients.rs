@@ -4,14 +4,47 @@ use burn_tree_kit::cube::matrix::*;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::super::arguments::{Sizes, Windows};
 use super::super::blocks::*;
+use super::super::rows::*;
 use super::cube_window::*;
+use super::gates::*;
 use super::pairs::*;
 use super::state_products::*;
 use super::values::*;
 
-/// The gradients of query, key, value, log decay and beta, from what the kernels before computed
-/// (`decays`, `u`, `grad_u`, `entries`, `entry_windows`, `exits`, `has_exit`: see there).
+/// Tensors that are read: those of the call, and what the kernels before computed; see
+/// [`local`](super::local), [`scan`](super::scan) and [`reverse_scan`](super::reverse_scan).
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct GradientInputs<E: Float> {
+    pub query: Box<[E]>,
+    pub key: Box<[E]>,
+    pub value: Box<[E]>,
+    pub grad_output: Box<[E]>,
+    pub inverse: Box<[E]>,
+    pub beta: Box<[f32]>,
+    pub decays: Box<[f32]>,
+    pub u: Box<[E]>,
+    pub grad_u: Box<[E]>,
+    pub entries: Box<[E]>,
+    pub exits: Box<[E]>,
+    /// `[R]` one past the last row of each row's subtree.
+    pub subtree_ends: Box<[u32]>,
+    pub entry_windows: Box<[u32]>,
+    pub has_exit: Box<[u32]>,
+}
+
+/// Tensors that are written: the gradients of the inputs of the same names.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct GradientResults {
+    pub query: Box<[Vector<u32, Const<4>>]>,
+    pub key: Box<[Vector<u32, Const<4>>]>,
+    pub value: Box<[Vector<u32, Const<4>>]>,
+    pub log_decay: Box<[f32]>,
+    pub beta: Box<[f32]>,
+}
+
+/// The gradients of query, key, value, log decay and beta, from what the kernels before computed.
 ///
 /// With `X = Tg^T dU` where `Tg = E . T0`, `S = X U^T` and `dP = E . scale dO U^T`:
 /// * `dV = diag(beta) X`
@@ -30,344 +63,249 @@ use super::values::*;
 /// Cubes: x = the key heads of the first window, of the second, ..
 #[cube(launch_unchecked)]
 pub(crate) fn gated_delta_rule_backward_gradients<E: Float>(
-    query: &[E],
-    key: &[E],
-    value: &[E],
-    grad_output: &[E],
-    inverse: &[E],
-    beta: &[f32],
-    decays: &[f32],
-    u: &[E],
-    grad_u: &[E],
-    entries: &[E],
-    exits: &[E],
-    subtree_ends: &[u32],
-    window_starts: &[u32],
-    window_lengths: &[u32],
-    entry_windows: &[u32],
-    has_exit: &[u32],
-    grad_query: &mut [Vector<u32, Const<4>>],
-    grad_key: &mut [Vector<u32, Const<4>>],
-    grad_value: &mut [Vector<u32, Const<4>>],
-    grad_log_decay: &mut [f32],
-    grad_beta: &mut [f32],
-    rows: u32,
-    key_heads: u32,
-    value_heads: u32,
+    inputs: &GradientInputs<E>,
+    windows: &Windows,
+    results: &mut GradientResults,
+    sizes: Sizes,
     scale: f32,
     #[comptime] config: WindowConfig,
     #[define(E)] _dtype: ElemType,
 ) {
-    let (key_dim, value_dim) = comptime!((config.key_dim, config.value_dim));
-    let key_stride = comptime!(row_stride(key_dim) as u32);
-    let key_tiles = comptime!(key_dim / 8);
-
-    let number = CUBE_POS_X / key_heads;
-    let key_head = CUBE_POS_X % key_heads;
-    let group = value_heads / key_heads;
-    let start = window_starts[number as usize];
-    let length = window_lengths[number as usize];
-    // The gradient of the state after the window is 0 without an exit.
-    let exit_rows = has_exit[number as usize] * comptime!(value_dim as u32);
+    let key_tiles = comptime!(config.key_dim / 8);
+    let number = CUBE_POS_X / sizes.key_heads;
+    let key_head = CUBE_POS_X % sizes.key_heads;
+    let group = sizes.value_heads / sizes.key_heads;
     let memory = Shared::<[u32]>::new_aligned_slice(
         comptime!(config.gradients_shared_bytes().div_ceil(4)),
         16usize,
     );
-    let shared = shared_address(&memory);
-    let window = cube_window(shared, length, config);
-    let (unit, lane, plane) = (window.unit, window.lane, window.plane);
+    let window = cube_window(shared_address(&memory), windows, number, config);
+    let (start, length) = (window.start, window.length);
 
-    let key_row_bytes = row_bytes(key_heads, key_dim);
-    let value_row_bytes = row_bytes(value_heads, value_dim);
-    let of_keys = row_offset(start, key_heads, key_head, key_dim);
-    copy_spread_rows(
-        global_address::<E>(query) + of_keys,
-        key_row_bytes,
+    let query = global_address::<E>(&inputs.query);
+    let query = head_rows(query, start, sizes.key_heads, key_head, config.key_dim);
+    copy_window_rows(
+        &query,
         window.query,
-        unit,
+        window.unit,
         length,
-        ROWS,
-        key_dim,
+        config.key_dim,
         UNITS,
     );
-    copy_spread_rows(
-        global_address::<E>(key) + of_keys,
-        key_row_bytes,
-        window.key,
-        unit,
-        length,
-        ROWS,
-        key_dim,
-        UNITS,
-    );
+    let key = global_address::<E>(&inputs.key);
+    let key = head_rows(key, start, sizes.key_heads, key_head, config.key_dim);
+    copy_window_rows(&key, window.key, window.unit, length, config.key_dim, UNITS);
 
-    let mut of_query = Array::<Accumulator>::new(key_tiles);
-    let mut of_key = Array::<Accumulator>::new(key_tiles);
-    clear(&mut of_query, key_tiles);
-    clear(&mut of_key, key_tiles);
-
+    let mut sums = KeySums {
+        query: Array::<Accumulator>::new(key_tiles),
+        key: Array::<Accumulator>::new(key_tiles),
+    };
+    clear(&mut sums.query, key_tiles);
+    clear(&mut sums.key, key_tiles);
     for of_group in 0..group {
         let head = key_head * group + of_group;
-        let of_values = row_offset(start, value_heads, head, value_dim);
-        copy_spread_rows(
-            global_address::<E>(u) + of_values,
-            value_row_bytes,
-            window.u,
-            unit,
-            length,
-            ROWS,
-            value_dim,
-            UNITS,
+        add_value_head::<E>(
+            &mut sums, inputs, results, &window, head, &sizes, scale, config,
         );
-        copy_spread_rows(
-            global_address::<E>(grad_output) + of_values,
-            value_row_bytes,
-            window.grad_output,
-            unit,
-            length,
-            ROWS,
-            value_dim,
-            UNITS,
-        );
-        copy_spread_rows(
-            global_address::<E>(grad_u) + of_values,
-            value_row_bytes,
-            window.grad_u,
-            unit,
-            length,
-            ROWS,
-            value_dim,
-            UNITS,
-        );
-        copy_spread_rows(
-            global_address::<E>(inverse) + row_offset(start, value_heads, head, ROWS),
-            row_bytes(value_heads, ROWS),
-            window.inverse,
-            unit,
-            length,
-            ROWS,
-            ROWS,
-            UNITS,
-        );
-        commit_copies();
-        if unit < ROWS as u32 {
-            let mut sum = 0.0f32;
-            let mut exit = 0.0f32;
-            let mut of_beta = 0.0f32;
-            let mut end = 0u32;
-            if unit < length {
-                let at = (head * rows + start + unit) as usize;
-                sum = decays[at];
-                exit = decays[at + (2 * value_heads * rows) as usize];
-                of_beta = beta[((start + unit) * value_heads + head) as usize];
-                end = min(subtree_ends[(start + unit) as usize] - start, length);
-            }
-            store_number(window.sums + unit * 4, 0usize, sum);
-            store_number(window.to_last + unit * 4, 0usize, exit);
-            store_number(window.betas + unit * 4, 0usize, of_beta);
-            store_word(window.ends + unit * 4, 0usize, end);
-            store_number(window.inter + unit * 4, 0usize, 0.0f32);
-            store_number(window.of_exit + unit * 4, 0usize, 0.0f32);
-            #[unroll]
-            for of_plane in 0..PLANES {
-                let offset = comptime!(4 * ROWS * of_plane);
-                store_number(window.column_sums + unit * 4, offset, 0.0f32);
-            }
-        }
-        wait_copies(0usize);
-        sync_cube();
-
-        let lane_rows = lane_rows(&window);
-        let mut x = Array::<Fragment>::new(comptime!(value_dim / 16));
-        let mut with_values = zero_rows();
-        if plane < window.tiles {
-            multiply_inverse::<E>(
-                &mut x,
-                &mut with_values,
-                &window,
-                &lane_rows,
-                global_address::<E>(value) + of_values,
-                output_address(grad_value) + of_values,
-                value_row_bytes,
-                config,
-            );
-        }
-        // The inverse and the gradient of U have been read.
-        sync_cube();
-        let state_bytes = comptime!((value_dim * 2 * key_dim) as u64);
-        let state_heads = u64::cast_from(value_heads);
-        let with_entry = u64::cast_from(entry_windows[number as usize]);
-        let entry = global_address::<E>(entries)
-            + (with_entry * state_heads + u64::cast_from(head)) * state_bytes;
-        let exit = global_address::<E>(exits)
-            + (u64::cast_from(number) * state_heads + u64::cast_from(head)) * state_bytes;
-        copy_part(entry, exit, exit_rows, window.grad_u, unit, config);
-
-        let mut below = zero_rows();
-        if plane < window.tiles {
-            add_pairs::<E>(
-                &mut of_query,
-                &mut of_key,
-                &mut below,
-                &x,
-                &window,
-                &lane_rows,
-                scale,
-                config,
-            );
-        }
-        sync_cube();
-        if plane < window.tiles {
-            add_pairs_below::<E>(&mut of_key, &window, config);
-        }
-
-        // Products with the states, in parts of their key columns.
-        sync_cube();
-        copy_part(
-            entry + comptime!(2 * PART as u64),
-            exit + comptime!(2 * PART as u64),
-            exit_rows,
-            window.inverse,
-            unit,
-            config,
-        );
-        let mut products = StateProducts {
-            with_queries: zero_rows(),
-            with_keys: zero_rows(),
-            with_exit: zero_rows(),
-        };
-        let mut of_states = 0.0f32;
-        #[unroll]
-        for part in 0..comptime!(key_dim / PART) {
-            let entry_part = if comptime!(part % 2 == 0) {
-                window.grad_u
-            } else {
-                window.inverse
-            };
-            let exit_part = entry_part + comptime!(tile_bytes(value_dim, PART) as u32);
-            wait_copies(comptime!(usize::from((part + 1) * PART < key_dim)));
-            sync_cube();
-            of_states += multiply_parts::<E>(entry_part, exit_part, unit, config);
-            if plane < window.tiles {
-                add_state_products::<E>(
-                    &mut of_query,
-                    &mut of_key,
-                    &mut products,
-                    &x,
-                    &window,
-                    &lane_rows,
-                    entry_part,
-                    exit_part,
-                    scale,
-                    part,
-                    config,
-                );
-            }
-            sync_cube();
-            if comptime!((part + 2) * PART < key_dim) {
-                let further = comptime!(((part + 2) * 2 * PART) as u64);
-                copy_part(
-                    entry + further,
-                    exit + further,
-                    exit_rows,
-                    entry_part,
-                    unit,
-                    config,
-                );
-            }
-        }
-
-        #[unroll]
-        for half in 0..2usize {
-            let beta = if comptime!(half == 0) {
-                lane_rows.beta
-            } else {
-                lane_rows.beta_8
-            };
-            let row = window.row + comptime!(8 * half as u32);
-            let with_queries = row_sum(products.with_queries[half]);
-            let with_keys = row_sum(products.with_keys[half]);
-            let with_exit = row_sum(products.with_exit[half]);
-            let of_beta = row_sum(with_values[half] - below[half]) - with_keys;
-            if lane % 4 == 0 && row < length {
-                store_number(
-                    window.inter + row * 4,
-                    0usize,
-                    with_queries - beta * with_keys,
-                );
-                store_number(window.of_exit + row * 4, 0usize, with_exit);
-                grad_beta[((start + row) * value_heads + head) as usize] = of_beta;
-            }
-        }
-        #[unroll]
-        for step in 0..5u32 {
-            of_states += shuffle_xor(of_states, comptime!(1u32 << step));
-        }
-        if lane == 0 {
-            store_number(window.plane_sums + plane * 4, 0usize, of_states);
-        }
-        sync_cube();
-        if unit < length {
-            // The state after the window: the entry's state and the rows above.
-            let last = load_number(window.sums + (length - 1) * 4, 0usize);
-            let mut gradient = 0.0f32;
-            #[unroll]
-            for of_plane in 0..PLANES {
-                gradient += load_number(window.plane_sums, comptime!(4 * of_plane));
-            }
-            gradient *= exp2(last);
-            let end = load_word(window.ends + unit * 4, 0usize);
-            #[unroll]
-            for of_plane in 0..PLANES {
-                gradient += load_number(
-                    window.column_sums + unit * 4,
-                    comptime!(4 * ROWS * of_plane),
-                );
-            }
-            #[unroll]
-            for other in 0..ROWS {
-                let above = (other as u32) < unit;
-                let inside = unit <= other as u32 && (other as u32) < end;
-                gradient += select(
-                    above,
-                    load_number(window.of_exit, comptime!(4 * other)),
-                    0.0f32,
-                );
-                gradient += select(
-                    inside,
-                    load_number(window.inter, comptime!(4 * other)),
-                    0.0f32,
-                );
-            }
-            grad_log_decay[((start + unit) * value_heads + head) as usize] = gradient;
-        }
-        sync_cube();
     }
 
-    if plane < window.tiles {
-        let plane_row = window.plane_row;
-        let valid = length - plane_row;
-        let of_keys = row_offset(start + plane_row, key_heads, key_head, key_dim);
-        let staged = plane_row * key_stride;
-        stage_rows::<E>(&of_query, window.query + staged, lane, key_dim);
-        store_spread_rows(
+    if window.plane < window.tiles {
+        let lane = window.lane;
+        let row = window.plane_row;
+        let valid = length - row;
+        let staged = row * comptime!(row_stride(config.key_dim) as u32);
+        let query = output_address(&mut results.query);
+        let query = head_rows(
+            query,
+            start + row,
+            sizes.key_heads,
+            key_head,
+            config.key_dim,
+        );
+        store_sums::<E>(
+            &sums.query,
             window.query + staged,
-            output_address(grad_query) + of_keys,
-            key_row_bytes,
+            &query,
             lane,
             valid,
-            16usize,
-            key_dim,
+            config.key_dim,
         );
-        stage_rows::<E>(&of_key, window.key + staged, lane, key_dim);
-        store_spread_rows(
+        let key = output_address(&mut results.key);
+        let key = head_rows(key, start + row, sizes.key_heads, key_head, config.key_dim);
+        store_sums::<E>(
+            &sums.key,
             window.key + staged,
-            output_address(grad_key) + of_keys,
-            key_row_bytes,
+            &key,
             lane,
             valid,
-            16usize,
-            key_dim,
+            config.key_dim,
         );
+    }
+}
+
+/// Adds what a value head gives to the sums of its key head's rows, and writes its other gradients.
+#[cube]
+fn add_value_head<E: Float>(
+    sums: &mut KeySums,
+    inputs: &GradientInputs<E>,
+    results: &mut GradientResults,
+    window: &CubeWindow,
+    head: u32,
+    sizes: &Sizes,
+    scale: f32,
+    #[comptime] config: WindowConfig,
+) {
+    let heads = sizes.value_heads;
+    copy_values::<E>(inputs, window, head, sizes, config);
+    load_numbers::<E>(inputs, window, head, sizes);
+    wait_copies(0usize);
+    sync_cube();
+
+    let lane_rows = lane_rows(window);
+    let mut x = Array::<Fragment>::new(comptime!(config.value_dim / 16));
+    let mut with_values = zero_rows();
+    if window.plane < window.tiles {
+        let value = global_address::<E>(&inputs.value);
+        let value = head_rows(value, window.start, heads, head, config.value_dim);
+        let grad = output_address(&mut results.value);
+        let grad = head_rows(grad, window.start, heads, head, config.value_dim);
+        multiply_inverse::<E>(
+            &mut x,
+            &mut with_values,
+            window,
+            &lane_rows,
+            &value,
+            &grad,
+            config,
+        );
+    }
+    // The inverse and the gradient of U have been read.
+    sync_cube();
+    let states = window_states::<E>(inputs, window, head, sizes, config);
+    copy_part(&states, window, 0usize, config);
+    let mut below = zero_rows();
+    if window.plane < window.tiles {
+        add_pairs::<E>(sums, &mut below, &x, window, &lane_rows, scale, config);
+    }
+    sync_cube();
+    if window.plane < window.tiles {
+        add_pairs_below::<E>(&mut sums.key, window, config);
+    }
+
+    // Products with the states, in parts of their key columns.
+    sync_cube();
+    copy_part(&states, window, 1usize, config);
+    let mut products = zero_products();
+    let mut of_states = 0.0f32;
+    #[unroll]
+    for part in 0..comptime!(config.key_dim / PART) {
+        wait_copies(comptime!(usize::from((part + 1) * PART < config.key_dim)));
+        sync_cube();
+        of_states += multiply_parts::<E>(window, part, config);
+        if window.plane < window.tiles {
+            add_state_products::<E>(
+                sums,
+                &mut products,
+                &x,
+                window,
+                &lane_rows,
+                scale,
+                part,
+                config,
+            );
+        }
+        sync_cube();
+        if comptime!((part + 2) * PART < config.key_dim) {
+            copy_part(&states, window, comptime!(part + 2), config);
+        }
+    }
+
+    write_betas(
+        results,
+        &products,
+        &with_values,
+        &below,
+        window,
+        &lane_rows,
+        head,
+        sizes,
+    );
+    sum_planes(window, of_states);
+    sync_cube();
+    write_log_decays(results, window, head, sizes);
+    sync_cube();
+}
+
+/// Starts copying the window's rows of a value head.
+#[cube]
+fn copy_values<E: Float>(
+    inputs: &GradientInputs<E>,
+    window: &CubeWindow,
+    head: u32,
+    sizes: &Sizes,
+    #[comptime] config: WindowConfig,
+) {
+    let value_dim = comptime!(config.value_dim);
+    let heads = sizes.value_heads;
+    let (start, length, unit) = (window.start, window.length, window.unit);
+    let u = head_rows(
+        global_address::<E>(&inputs.u),
+        start,
+        heads,
+        head,
+        value_dim,
+    );
+    copy_window_rows(&u, window.u, unit, length, value_dim, UNITS);
+    let grad = global_address::<E>(&inputs.grad_output);
+    let grad = head_rows(grad, start, heads, head, value_dim);
+    copy_window_rows(&grad, window.grad_output, unit, length, value_dim, UNITS);
+    let grad = head_rows(
+        global_address::<E>(&inputs.grad_u),
+        start,
+        heads,
+        head,
+        value_dim,
+    );
+    copy_window_rows(&grad, window.grad_u, unit, length, value_dim, UNITS);
+    let inverse = head_rows(
+        global_address::<E>(&inputs.inverse),
+        start,
+        heads,
+        head,
+        ROWS,
+    );
+    copy_window_rows(&inverse, window.inverse, unit, length, ROWS, UNITS);
+    commit_copies();
+}
+
+/// The states at the window's ends, of a value head.
+#[cube]
+fn window_states<E: Float>(
+    inputs: &GradientInputs<E>,
+    window: &CubeWindow,
+    head: u32,
+    sizes: &Sizes,
+    #[comptime] config: WindowConfig,
+) -> WindowStates {
+    let number = window.number as usize;
+    let value_dim = comptime!(config.value_dim as u32);
+    let state_bytes = comptime!((config.value_dim * 2 * config.key_dim) as u64);
+    let heads = u64::cast_from(sizes.value_heads);
+    let row_bytes = u64::cast_from(comptime!(2 * config.key_dim as u32));
+    let with_entry = u64::cast_from(inputs.entry_windows[number]);
+    let entry = (with_entry * heads + u64::cast_from(head)) * state_bytes;
+    let exit = (u64::cast_from(window.number) * heads + u64::cast_from(head)) * state_bytes;
+    // The gradient of the state after the window is 0 without an exit.
+    let exit_rows = inputs.has_exit[number] * value_dim;
+    WindowStates {
+        entry: HeadRows {
+            first: global_address::<E>(&inputs.entries) + entry,
+            row_bytes,
+        },
+        exit: HeadRows {
+            first: global_address::<E>(&inputs.exits) + exit,
+            row_bytes,
+        },
+        exit_rows,
     }
 }

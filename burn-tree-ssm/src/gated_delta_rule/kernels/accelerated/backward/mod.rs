@@ -12,13 +12,16 @@
 
 mod config;
 mod cube_window;
+mod gates;
 mod gradients;
 mod initial;
 mod local;
+mod operators;
 mod pairs;
 mod pass;
 mod reverse_scan;
 mod scan;
+mod stages;
 mod state_products;
 #[cfg(all(test, feature = "cuda"))]
 pub(super) mod transpiled;

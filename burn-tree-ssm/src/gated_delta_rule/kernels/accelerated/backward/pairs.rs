@@ -4,6 +4,8 @@ use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
 
 use super::super::blocks::*;
+use super::super::decays::*;
+use super::super::words::*;
 use super::cube_window::*;
 
 /// Adds to the sums of the plane's rows what pairs of its rows with rows above give: `dP K` to
@@ -12,8 +14,7 @@ use super::cube_window::*;
 /// to the plane's column sums. `x`: the plane's rows of `X`.
 #[cube]
 pub(super) fn add_pairs<E: Float>(
-    of_query: &mut Array<Accumulator>,
-    of_key: &mut Array<Accumulator>,
+    sums: &mut KeySums,
     below: &mut Array<f32>,
     x: &Array<Fragment>,
     window: &CubeWindow,
@@ -51,7 +52,7 @@ pub(super) fn add_pairs<E: Float>(
 
         let mut of_keys = Array::<Accumulator>::new(2usize);
         let mut of_products = Array::<Accumulator>::new(2usize);
-        // Z of the window.lane's rows and four columns.
+        // Z of the lane's rows and four columns.
         let mut z = Array::<f32>::new(8usize);
         #[unroll]
         for half in 0..2usize {
@@ -96,30 +97,12 @@ pub(super) fn add_pairs<E: Float>(
         #[unroll]
         for tile in 0..comptime!(key_dim / 16) {
             let right = load_block(key_rows + by_rows, comptime!(tile * 32), true);
-            add_product::<E>(of_query, comptime!(2 * tile), p, right);
-            add_product::<E>(of_key, comptime!(2 * tile), n, right);
+            add_product::<E>(&mut sums.query, comptime!(2 * tile), p, right);
+            add_product::<E>(&mut sums.key, comptime!(2 * tile), n, right);
         }
 
-        before = add_crossings(
-            &z,
-            0usize,
-            before,
-            window.row,
-            right,
-            window.lane,
-            window.ends,
-            window.column_sums + window.plane * comptime!(4 * ROWS as u32),
-        );
-        before_8 = add_crossings(
-            &z,
-            4usize,
-            before_8,
-            window.row + 8,
-            right,
-            window.lane,
-            window.ends,
-            window.column_sums + window.plane * comptime!(4 * ROWS as u32),
-        );
+        before = add_crossings(&z, 0usize, before, window.row, right, window);
+        before_8 = add_crossings(&z, 4usize, before_8, window.row + 8, right, window);
     }
 }
 
@@ -187,9 +170,9 @@ fn multiply_both_operands<E: Float>(
     products
 }
 
-/// Adds to `column_sums`, for each of 16 columns from `first` on whose token is that of `row` or
-/// above it, the sum of the row's `z` over the columns before; `before` is that sum before the
-/// first column. A lane has four of the row's numbers from `at` on, of the columns that an
+/// Adds to the plane's column sums, for each of 16 columns from `first` on whose token is that of
+/// `row` or above it, the sum of the row's `z` over the columns before; `before` is that sum before
+/// the first column. A lane has four of the row's numbers from `at` on, of the columns that an
 /// accumulator pair gives it. Returns the sum after the last column.
 #[cube]
 fn add_crossings(
@@ -198,11 +181,10 @@ fn add_crossings(
     before: f32,
     row: u32,
     first: u32,
-    lane: u32,
-    ends: u32,
-    column_sums: u32,
+    window: &CubeWindow,
 ) -> f32 {
-    let of_quad = lane % 4;
+    let column_sums = window.column_sums + window.plane * comptime!(4 * ROWS as u32);
+    let of_quad = window.lane % 4;
     let mut sum = before;
     #[unroll]
     for half in 0..2usize {
@@ -217,7 +199,7 @@ fn add_crossings(
             + select(of_quad % 2 == 1, neighbour, 0.0f32)
             + select(of_quad >= 2, other_pair, 0.0f32);
         let column = first + of_quad * 2 + comptime!(8 * half as u32);
-        let of_ends = load_pair(ends + column * 4, 0usize);
+        let of_ends = load_pair(window.ends + column * 4, 0usize);
         #[unroll]
         for of in 0..2usize {
             let column = column + comptime!(of as u32);
@@ -232,7 +214,7 @@ fn add_crossings(
             for step in 2..5u32 {
                 total += shuffle_xor(total, comptime!(1u32 << step));
             }
-            if lane < 4 {
+            if window.lane < 4 {
                 let to = column_sums + column * 4;
                 store_number(to, 0usize, load_number(to, 0usize) + total);
             }

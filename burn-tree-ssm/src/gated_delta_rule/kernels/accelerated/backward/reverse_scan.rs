@@ -4,106 +4,74 @@ use burn_tree_kit::cube::matrix::*;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::super::arguments::{Level, PathLists, Sizes};
 use super::super::blocks::*;
+use super::super::place::*;
+use super::super::rows::*;
 use super::super::states::*;
+use super::super::words::*;
+use super::stages::*;
+
+/// The stages of the kernel: keys, queries and `w`, gradients of outputs and of `u`.
+const fn stages(path: PathConfig) -> Stages {
+    Stages {
+        path,
+        keys: 3,
+        slices: 2,
+        reversed: true,
+    }
+}
 
 impl PathConfig {
     /// Bytes of shared memory of a cube of [`gated_delta_rule_backward_reverse_scan`].
     pub(crate) const fn reverse_shared_bytes(self) -> usize {
-        self.stages * self.stage_bytes(3, 2) + self.staging_bytes()
+        stages(self).shared_bytes()
     }
 }
 
-/// What a cube copies from.
-#[derive(CubeType, Clone, Copy)]
-struct Sources {
-    query: u64,
-    key: u64,
-    w: u64,
-    grad_output: u64,
-    grad_u: u64,
-    decays: u64,
-    key_row_bytes: u64,
-    w_row_bytes: u64,
-    value_row_bytes: u64,
-    /// Bytes from the decays from the entry to those to the last token.
-    part: u64,
+/// Tensors that are read.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct ReverseScanInputs<E: Float> {
+    /// `[R, HK, DK]`
+    pub query: Box<[E]>,
+    /// `[R, HK, DK]`
+    pub key: Box<[E]>,
+    /// Of [`gated_delta_rule_backward_local`](super::local::gated_delta_rule_backward_local).
+    pub w: Box<[E]>,
+    /// `[R, HV, DV]`
+    pub grad_output: Box<[E]>,
+    /// Of the same kernel as `w`.
+    pub decays: Box<[f32]>,
+    /// `[X, HV, DK, DV]` gradients of the states of the first slots, which were requested.
+    pub grad_states: Box<[f32]>,
 }
 
-/// Starts copying a window into a stage, by one of the copying units.
-#[cube]
-fn copy_window(
-    sources: &Sources,
-    start: u32,
-    length: u32,
-    stage: u32,
-    unit: u32,
-    #[comptime] config: PathConfig,
-) {
-    let units = comptime!(config.copying());
-    let row = u64::cast_from(start);
-    let key_tile = comptime!(config.key_tile() as u32);
-    let slice_tile = comptime!(config.slice_tile() as u32);
-    let gradients = stage + 3 * key_tile;
-    copy_spread_rows(
-        sources.key + row * sources.key_row_bytes,
-        sources.key_row_bytes,
-        stage,
-        unit,
-        length,
-        ROWS,
-        config.key_dim,
-        units,
-    );
-    copy_spread_rows(
-        sources.query + row * sources.key_row_bytes,
-        sources.key_row_bytes,
-        stage + key_tile,
-        unit,
-        length,
-        ROWS,
-        config.key_dim,
-        units,
-    );
-    copy_spread_rows(
-        sources.w + row * sources.w_row_bytes,
-        sources.w_row_bytes,
-        stage + 2 * key_tile,
-        unit,
-        length,
-        ROWS,
-        config.key_dim,
-        units,
-    );
-    copy_spread_rows(
-        sources.grad_output + row * sources.value_row_bytes,
-        sources.value_row_bytes,
-        gradients,
-        unit,
-        length,
-        ROWS,
-        comptime!(config.columns()),
-        units,
-    );
-    copy_spread_rows(
-        sources.grad_u + row * sources.value_row_bytes,
-        sources.value_row_bytes,
-        gradients + slice_tile,
-        unit,
-        length,
-        ROWS,
-        comptime!(config.columns()),
-        units,
-    );
-    let decays = gradients + 2 * slice_tile;
-    copy_decays(
-        sources.decays + row * 4,
-        sources.part,
-        decays,
-        unit,
-        length,
-        config,
-    );
+/// Slots, and the runs that start from each.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct SlotLists {
+    /// `[W]` the slot of the state after each window, or [`NO_SLOT`].
+    pub of_windows: Box<[u32]>,
+    /// `[S + 1]` where the children of each slot start.
+    pub child_offsets: Box<[u32]>,
+    /// Runs.
+    pub children: Box<[u32]>,
+    /// Slots whose states were requested: the first ones.
+    pub requested: u32,
+}
+
+/// Tensors that are written.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct ReverseScanResults<E: Float> {
+    /// `[R, HV, DV]` what a window's outputs add to `dU`, which takes its place.
+    pub grad_u: Box<[E]>,
+    /// `[W, HV, DV, DK]` every window's `dS`, rounded and transposed; not set where it is 0 because
+    /// its path ends without a slot.
+    pub exits: Box<[Vector<u32, Const<4>>]>,
+    /// `[W]` whether it is set.
+    pub has_exit: Box<[u32]>,
+    /// `[Q, HV, DK, DV]` `dH` of each run's first window, or the sum over siblings, where the run
+    /// has an entry.
+    pub run_gradients: Box<[f32]>,
 }
 
 /// Along each run from its end, with `dS` the gradient of the state after a window and `dH` of that
@@ -111,249 +79,230 @@ fn copy_window(
 /// `dU = grad_u + diag(decay to the last token) K dS`, in place of `grad_u`, and
 /// `dH = e^G_last dS + (e^G scale Q)^T dO - W^T dU`.
 ///
-/// * `exits` `[W, HV, DV, DK]`: every window's `dS`, rounded and transposed; not set where it is
-///   0 because its path ends without a slot: `has_exit` `[W]` says so
-/// * `run_gradients` `[Q, HV, DK, DV]`: `dH` of each run's first window, or the sum over siblings,
-///   where the run has an entry
-/// * to the `dS` of a window with a slot are added the `run_gradients` of the slot's children
-///   (`slot_children`, by `slot_child_offsets`), in their order, which earlier launches wrote, and
-///   the gradient of the slot's state if it was requested (`grad_states` `[X, HV, DK, DV]`, the
-///   first `requested` slots)
+/// To the `dS` of a window with a slot are added the `run_gradients` of the slot's children, in
+/// their order, which earlier launches wrote, and the gradient of the slot's state if it was
+/// requested.
 ///
 /// Cubes: x = the slices of value columns of the first head of run `first_run`, of the next head,
 /// .., of the next run.
 #[cube(launch_unchecked)]
 pub(crate) fn gated_delta_rule_backward_reverse_scan<E: Float>(
-    query: &[E],
-    key: &[E],
-    w: &[E],
-    grad_output: &[E],
-    grad_u: &mut [E],
-    decays: &[f32],
-    grad_states: &[f32],
-    window_starts: &[u32],
-    window_lengths: &[u32],
-    window_slots: &[u32],
-    run_offsets: &[u32],
-    run_entries: &[u32],
-    run_siblings: &[u32],
-    slot_child_offsets: &[u32],
-    slot_children: &[u32],
-    exits: &mut [Vector<u32, Const<4>>],
-    has_exit: &mut [u32],
-    run_gradients: &mut [f32],
-    rows: u32,
-    key_heads: u32,
-    value_heads: u32,
-    scale: f32,
-    first_run: u32,
-    requested: u32,
+    inputs: &ReverseScanInputs<E>,
+    lists: &PathLists,
+    slots: &SlotLists,
+    results: &mut ReverseScanResults<E>,
+    sizes: Sizes,
+    level: Level,
     #[comptime] config: PathConfig,
     #[define(E)] _dtype: ElemType,
 ) {
-    let (key_dim, value_dim) = comptime!((config.key_dim, config.value_dim));
-    let stages = comptime!(config.stages as u32);
-    let stage_bytes = comptime!(config.stage_bytes(3, 2) as u32);
-    let slices = comptime!(config.slices() as u32);
-    let slice = CUBE_POS_X % slices;
-    let head = CUBE_POS_X / slices % value_heads;
-    let run = first_run + CUBE_POS_X / slices / value_heads;
-    let first = run_offsets[run as usize];
-    let end = run_offsets[run as usize + 1];
-
-    let lane = UNIT_POS_X % 32;
-    let plane = UNIT_POS_X / 32;
-    let first_column = slice * comptime!(config.columns() as u32);
-    let column = first_column + plane * 16;
-    let memory =
-        Shared::<[u32]>::new_aligned_slice(comptime!(config.reverse_shared_bytes() / 4), 16usize);
+    let stages = comptime!(stages(config));
+    let place = place(&lists.runs, &sizes, level.first_run, config);
+    let siblings = lists.runs.siblings[place.run as usize] == 1;
+    let memory = Shared::<[u32]>::new_aligned_slice(comptime!(stages.shared_bytes() / 4), 16usize);
     let shared = shared_address(&memory);
-    let staging =
-        shared + stages * stage_bytes + plane * comptime!(tile_bytes(16, config.key_dim) as u32);
-
-    let key_head = head / (value_heads / key_heads);
-    let of_keys = row_offset(0u32, key_heads, key_head, key_dim);
-    let of_values =
-        row_offset(0u32, value_heads, head, value_dim) + u64::cast_from(2 * first_column);
-    let sources = Sources {
-        query: global_address::<E>(query) + of_keys,
-        key: global_address::<E>(key) + of_keys,
-        w: global_address::<E>(w) + row_offset(0u32, value_heads, head, key_dim),
-        grad_output: global_address::<E>(grad_output) + of_values,
-        grad_u: output_address(grad_u) + of_values,
-        decays: global_address::<f32>(decays)
-            + (u64::cast_from(value_heads) + u64::cast_from(head)) * u64::cast_from(rows) * 4,
-        key_row_bytes: row_bytes(key_heads, key_dim),
-        w_row_bytes: row_bytes(value_heads, key_dim),
-        value_row_bytes: row_bytes(value_heads, value_dim),
-        part: u64::cast_from(value_heads) * u64::cast_from(rows) * 4,
-    };
-    let gradients_of_runs = output_address(run_gradients);
-    let siblings = run_siblings[run as usize] == 1;
-    let windows = end - first;
-    let copies = UNIT_POS_X >= comptime!(config.copying() as u32);
-    let unit = UNIT_POS_X % comptime!(config.copying() as u32);
-    if copies {
-        #[unroll]
-        for ahead in 0..comptime!(config.stages - 1) {
-            if (ahead as u32) < windows {
-                let window = end - 1 - ahead as u32;
-                copy_window(
-                    &sources,
-                    window_starts[window as usize],
-                    window_lengths[window as usize],
-                    shared + ahead as u32 * stage_bytes,
-                    unit,
-                    config,
-                );
-            }
-            commit_copies();
-        }
+    let staging = staging_rows(shared, &place, stages);
+    let values = output_address(&mut results.grad_u);
+    let grad_u = slice_rows(values, &sizes, &place, config);
+    let sources = sources::<E>(inputs, values, &sizes, &place, config);
+    let run_gradients = output_address(&mut results.run_gradients);
+    if place.copies {
+        copy_first_windows(&sources, &lists.windows, &place, shared, stages);
     }
 
-    let mut state = Array::<Accumulator>::new(comptime!(key_dim / 8));
-    clear(&mut state, comptime!(key_dim / 8));
-    let by_columns = lane_offset_by_columns(lane, key_dim);
-    let by_rows = lane_offset_by_rows(lane, key_dim);
-    let slice_by_columns = plane * 32 + lane_offset_by_columns(lane, comptime!(config.columns()));
-    let exit_bytes = comptime!(2 * key_dim as u64);
+    let mut state = zero_state(config);
     let mut slot = 0u32;
-    for step in 0..windows {
-        let window = end - 1 - step;
+    for step in 0..place.end - place.first {
+        let window = window_of_step(&place, step, stages);
         // Copies that others started are waited for by them.
         wait_copies(comptime!(config.stages - 2));
         // The last window's stage is free, and this one's is filled.
         sync_cube();
-        if copies {
-            let ahead = step + (stages - 1);
-            if ahead < windows {
-                let mut to = slot + (stages - 1);
-                if to >= stages {
-                    to -= stages;
-                }
-                let window = end - 1 - ahead;
-                copy_window(
-                    &sources,
-                    window_starts[window as usize],
-                    window_lengths[window as usize],
-                    shared + to * stage_bytes,
-                    unit,
-                    config,
-                );
-            }
-            commit_copies();
+        if place.copies {
+            copy_next_window(&sources, &lists.windows, &place, step, slot, shared, stages);
         } else {
-            let keys = shared + slot * stage_bytes;
-            let queries = keys + comptime!(config.key_tile() as u32);
-            let weights = queries + comptime!(config.key_tile() as u32);
-            let outputs = weights + comptime!(config.key_tile() as u32);
-            let values = outputs + comptime!(config.slice_tile() as u32);
-            let decays = values + comptime!(config.slice_tile() as u32);
-            let start = window_starts[window as usize];
-            let length = window_lengths[window as usize];
-
-            let of_state = window_slots[window as usize];
+            let stage = shared + slot * comptime!(stages.bytes() as u32);
+            let length = lists.windows.lengths[window as usize];
+            let of_state = slots.of_windows[window as usize];
             if of_state != NO_SLOT {
-                let children = slot_child_offsets[of_state as usize];
-                for child in children..slot_child_offsets[of_state as usize + 1] {
-                    let number = slot_children[child as usize];
-                    let from = state_address(
-                        gradients_of_runs,
-                        number,
-                        head,
-                        value_heads,
-                        column,
-                        lane,
+                add_children(&mut state, slots, of_state, run_gradients, &place, config);
+                if of_state < slots.requested {
+                    let states = global_address::<f32>(&inputs.grad_states);
+                    add_state(
+                        &mut state,
+                        state_address(states, of_state, &place, config),
                         config,
                     );
-                    add_state(&mut state, from, config);
-                }
-                if of_state < requested {
-                    let states = global_address::<f32>(grad_states);
-                    let from =
-                        state_address(states, of_state, head, value_heads, column, lane, config);
-                    add_state(&mut state, from, config);
                 }
             }
 
+            let exit = (step > 0 && !siblings) || of_state != NO_SLOT;
             let mut product = Array::<Accumulator>::new(comptime!(2 * TILES));
             clear(&mut product, comptime!(2 * TILES));
-            let exit = (step > 0 && !siblings) || of_state != NO_SLOT;
-            if UNIT_POS_X == 0 && slice == 0 && head == 0 {
-                has_exit[window as usize] = u32::cast_from(exit);
-            }
             if exit {
                 let rounded = round_state::<E>(&state, config);
-                let of_exit = (u64::cast_from(window) * u64::cast_from(value_heads)
-                    + u64::cast_from(head))
-                    * comptime!(value_dim as u64)
-                    + u64::cast_from(column);
-                write_rounded_state(
-                    &rounded,
-                    staging,
-                    output_address(exits) + of_exit * exit_bytes,
-                    lane,
-                    config,
-                );
-                multiply_state::<E>(&mut product, &rounded, keys + by_columns, config);
+                let exits = output_address(&mut results.exits);
+                let rows = rounded_state_rows(exits, window, &place, config);
+                write_rounded_state(&rounded, staging, &rows, place.lane, config);
+                let keys = stage + lane_offset_by_columns(place.lane, config.key_dim);
+                multiply_state::<E>(&mut product, &rounded, keys, config);
             }
-            let mut of_u = Array::<Fragment>::new(TILES);
-            let mut negative = Array::<Fragment>::new(TILES);
-            let mut of_outputs = Array::<Fragment>::new(TILES);
-            let from_entry = decays + lane % 4 * 8;
-            #[unroll]
-            for k in 0..TILES {
-                let offset = comptime!(16 * k * row_stride(config.columns()));
-                let packed = load_block(outputs + slice_by_columns, offset, true);
-                let (low, high) = unpack_left::<E>(packed);
-                of_outputs[k] = scale_columns::<E>(low, high, scale, from_entry, comptime!(64 * k));
-
-                let packed = load_block(values + slice_by_columns, offset, true);
-                let (low, high) = unpack_left::<E>(packed);
-                let to_last = from_entry + comptime!(4 * ROWS as u32);
-                let low = add_scaled(low, product[2 * k], to_last, comptime!(64 * k));
-                let high = add_scaled(high, product[2 * k + 1], to_last, comptime!(64 * k + 32));
-                let operand = pack_left::<E>(low, high);
-                of_u[k] = operand;
-                negative[k] = negate(operand);
+            if UNIT_POS_X == 0 && place.slice == 0 && place.head == 0 {
+                results.has_exit[window as usize] = u32::cast_from(exit);
             }
-            write_columns(
-                &of_u,
-                values + plane * 32,
-                sources.grad_u
-                    + u64::cast_from(start) * sources.value_row_bytes
-                    + u64::cast_from(plane * 32),
-                sources.value_row_bytes,
-                lane,
-                length,
-                config,
-            );
+            let rows = rows_from(&grad_u, lists.windows.starts[window as usize]);
+            let negative = write_gradients::<E>(&product, stage, &rows, &place, length, stages);
             // The gradients of siblings' entry add up.
             if !siblings {
+                let decays = stage + comptime!(stages.decays_at() as u32);
                 let decay = load_number(decays + (length - 1) * 4, 0usize);
                 scale_state(&mut state, decay, config);
             }
-            add_to_state::<E>(&mut state, &of_outputs, queries + by_rows, config);
-            add_to_state::<E>(&mut state, &negative, weights + by_rows, config);
+            let of_outputs = scale_outputs::<E>(stage, level.scale, &place, stages);
+            let by_rows = stage + lane_offset_by_rows(place.lane, config.key_dim);
+            let queries = by_rows + comptime!(stages.key_at(1) as u32);
+            add_to_state::<E>(&mut state, &of_outputs, queries, config);
+            let weights = by_rows + comptime!(stages.key_at(2) as u32);
+            add_to_state::<E>(&mut state, &negative, weights, config);
         }
-        slot += 1;
-        if slot == stages {
-            slot = 0u32;
-        }
+        slot = next_slot(slot, stages);
     }
     wait_copies(0usize);
-    if !copies && run_entries[run as usize] != NO_ENTRY {
-        let to = state_address(
-            gradients_of_runs,
-            run,
-            head,
-            value_heads,
-            column,
-            lane,
+    if !place.copies && lists.runs.entries[place.run as usize] != NO_ENTRY {
+        write_state(
+            &state,
+            state_address(run_gradients, place.run, &place, config),
             config,
         );
-        write_state(&state, to, config);
     }
+}
+
+/// What the cube copies from; `grad_u` is the address of that tensor.
+#[cube]
+fn sources<E: Float>(
+    inputs: &ReverseScanInputs<E>,
+    grad_u: u64,
+    sizes: &Sizes,
+    place: &Place,
+    #[comptime] config: PathConfig,
+) -> Sources {
+    let (key, query, w) = (
+        global_address::<E>(&inputs.key),
+        global_address::<E>(&inputs.query),
+        global_address::<E>(&inputs.w),
+    );
+    let grad_output = global_address::<E>(&inputs.grad_output);
+    let mut keys = Sequence::<HeadRows>::new();
+    keys.push(head_rows(
+        key,
+        0u32,
+        sizes.key_heads,
+        place.key_head,
+        config.key_dim,
+    ));
+    keys.push(head_rows(
+        query,
+        0u32,
+        sizes.key_heads,
+        place.key_head,
+        config.key_dim,
+    ));
+    keys.push(head_rows(
+        w,
+        0u32,
+        sizes.value_heads,
+        place.head,
+        config.key_dim,
+    ));
+    let mut slices = Sequence::<HeadRows>::new();
+    slices.push(slice_rows(grad_output, sizes, place, config));
+    slices.push(slice_rows(grad_u, sizes, place, config));
+    Sources {
+        keys,
+        slices,
+        decays: head_decays(&inputs.decays, sizes, place),
+    }
+}
+
+/// Adds to a plane's state the gradients of the runs that start from a slot, which other launches
+/// wrote to `run_gradients` (its address).
+#[cube]
+fn add_children(
+    state: &mut Array<Accumulator>,
+    slots: &SlotLists,
+    slot: u32,
+    run_gradients: u64,
+    place: &Place,
+    #[comptime] config: PathConfig,
+) {
+    let children = slots.child_offsets[slot as usize];
+    for child in children..slots.child_offsets[slot as usize + 1] {
+        let number = slots.children[child as usize];
+        add_state(
+            state,
+            state_address(run_gradients, number, place, config),
+            config,
+        );
+    }
+}
+
+/// The gradients of the outputs of a window in a stage, of the plane's columns, transposed, times
+/// `scale` and the decays from the window's entry.
+#[cube]
+fn scale_outputs<E: Float>(
+    stage: u32,
+    scale: f32,
+    place: &Place,
+    #[comptime] stages: Stages,
+) -> Array<Fragment> {
+    let columns = comptime!(stages.path.columns());
+    let outputs = stage
+        + comptime!(stages.slice_at(0) as u32)
+        + place.plane * 32
+        + lane_offset_by_columns(place.lane, columns);
+    let from_entry = stage + comptime!(stages.decays_at() as u32) + place.lane % 4 * 8;
+    let mut scaled = Array::<Fragment>::new(TILES);
+    #[unroll]
+    for k in 0..TILES {
+        let packed = load_block(outputs, comptime!(16 * k * row_stride(columns)), true);
+        let (low, high) = unpack_left::<E>(packed);
+        scaled[k] = scale_columns::<E>(low, high, scale, from_entry, comptime!(64 * k));
+    }
+    scaled
+}
+
+/// Writes `dU`, of the plane's columns of a window in a stage, to the rows `grad_u`; `product` is
+/// that of keys and `dS`. Returns `-dU`, transposed.
+#[cube]
+fn write_gradients<E: Float>(
+    product: &Array<Accumulator>,
+    stage: u32,
+    grad_u: &HeadRows,
+    place: &Place,
+    length: u32,
+    #[comptime] stages: Stages,
+) -> Array<Fragment> {
+    let config = comptime!(stages.path);
+    let columns = comptime!(config.columns());
+    let lane = place.lane;
+    let values = stage + comptime!(stages.slice_at(1) as u32) + place.plane * 32;
+    let by_columns = values + lane_offset_by_columns(lane, columns);
+    let to_last = stage + comptime!((stages.decays_at() + 4 * ROWS) as u32) + lane % 4 * 8;
+    let mut of_u = Array::<Fragment>::new(TILES);
+    let mut negative = Array::<Fragment>::new(TILES);
+    #[unroll]
+    for k in 0..TILES {
+        let packed = load_block(by_columns, comptime!(16 * k * row_stride(columns)), true);
+        let (low, high) = unpack_left::<E>(packed);
+        let low = add_scaled(low, product[2 * k], to_last, comptime!(64 * k));
+        let high = add_scaled(high, product[2 * k + 1], to_last, comptime!(64 * k + 32));
+        let operand = pack_left::<E>(low, high);
+        of_u[k] = operand;
+        negative[k] = negate(operand);
+    }
+    let grad_u = columns_from(grad_u, place.plane * 32);
+    write_columns(&of_u, values, &grad_u, lane, length, config);
+    negative
 }
 
 /// An accumulator of transposed rows plus another whose columns (rows of the window) are times

@@ -4,22 +4,23 @@ use burn_tree_kit::cube::matrix::*;
 use cubecl::prelude::*;
 
 use super::super::blocks::*;
+use super::super::rows::HeadRows;
+use super::super::words::*;
 use super::cube_window::*;
 
 /// Sets `x` to the plane's rows of `X = Tg^T dU`, rounded, and `with_values` to the lane's part of
 /// the products of its rows with those of the values; writes the gradient of the values,
 /// `diag(beta) X`.
 ///
-/// `value`, `grad_value`: addresses of the window's first row.
+/// `value`, `grad_value`: rows from the window's first on.
 #[cube]
 pub(super) fn multiply_inverse<E: Float>(
     x: &mut Array<Fragment>,
     with_values: &mut Array<f32>,
     window: &CubeWindow,
     lane_rows: &LaneRows,
-    value: u64,
-    grad_value: u64,
-    value_row_bytes: u64,
+    value: &HeadRows,
+    grad_value: &HeadRows,
     #[comptime] config: WindowConfig,
 ) {
     let value_dim = comptime!(config.value_dim);
@@ -44,12 +45,13 @@ pub(super) fn multiply_inverse<E: Float>(
             value_dim,
         );
     }
-    let at = u64::cast_from(window.row) * value_row_bytes + u64::cast_from(window.lane % 4 * 4);
-    let (from, to) = (value + at, grad_value + at);
+    let row_bytes = value.row_bytes;
+    let at = u64::cast_from(window.row) * row_bytes + u64::cast_from(window.lane % 4 * 4);
+    let (from, to) = (value.first + at, grad_value.first + at);
     #[unroll]
     for half in 0..2usize {
         if window.row + comptime!(8 * half as u32) < window.length {
-            let further = value_row_bytes * comptime!(8 * half as u64);
+            let further = row_bytes * comptime!(8 * half as u64);
             let (from, to) = (from + further, to + further);
             let beta = if comptime!(half == 0) {
                 lane_rows.beta

@@ -11,8 +11,6 @@ use half::bf16;
 
 use super::super::blocks::*;
 
-/// Bytes of a 16-bit tile of a window's rows and columns.
-pub(super) const SQUARE: usize = tile_bytes(ROWS, ROWS);
 /// f32 numbers from row to row of a block on the diagonal.
 pub(super) const BLOCK_STRIDE: usize = 20;
 /// Bytes of a block on the diagonal.

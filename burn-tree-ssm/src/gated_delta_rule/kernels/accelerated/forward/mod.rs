@@ -10,27 +10,29 @@
 mod copies;
 mod inverse;
 mod local;
+mod mixing;
 mod paths;
+mod scores;
+mod step;
 #[cfg(all(test, feature = "cuda"))]
 pub(super) mod transpiled;
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
-use burn_tree_kit::cube::{elem, empty, zeros};
-use cubecl::client::Client;
-use cubecl::ir::ElemType;
+use burn_tree_kit::cube::{empty, zeros};
 use cubecl::prelude::*;
 
 use super::super::call::{Dims, Inputs, Saved};
+use super::arguments::LevelLaunch;
 use super::blocks::ROWS;
-use super::states::PathConfig;
+use super::pass::{Launches, buffer};
+use super::place::PathConfig;
 use crate::recurrence::TreeRecurrence;
-use crate::recurrence::device::{DeviceLists, RecurrenceList as List, RunList};
-use local::{LocalConfig, gated_delta_rule_local};
-use paths::gated_delta_rule_paths;
+use crate::recurrence::device::RecurrenceList as List;
+use local::{LocalConfig, LocalInputsLaunch, LocalResultsLaunch, gated_delta_rule_local};
+use paths::{PathInputsLaunch, PathResultsLaunch, gated_delta_rule_paths};
 
 /// Bytes of shared memory that a cube of the forward pass needs at least.
 pub(super) fn shared_bytes(key_dim: usize, value_dim: usize) -> usize {
@@ -71,16 +73,9 @@ pub(crate) fn forward(
     (pass.output, pass.saved)
 }
 
-/// What the launches share.
+/// The tensors of a pass.
 struct Pass<'a> {
-    recurrence: &'a TreeRecurrence,
-    lists: Arc<DeviceLists<List>>,
-    run_lists: Arc<DeviceLists<RunList>>,
-    client: Client,
-    dims: Dims,
-    stored: ElemType,
-    scale: f32,
-
+    launches: Launches<'a>,
     inputs: Inputs,
     /// `[R, HV, 64]`
     mixing: CubeTensor,
@@ -94,33 +89,25 @@ struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     fn new(inputs: Inputs, recurrence: &'a TreeRecurrence, scale: f64) -> Self {
-        let dims = Dims::new(&inputs.query, &inputs.value);
+        let launches = Launches::new(&inputs, recurrence, scale);
         let Dims {
             rows,
             value_heads,
             key_dim,
             value_dim,
             ..
-        } = dims;
+        } = launches.dims;
         let near = &inputs.value;
         let square = || empty(near, [rows, value_heads, ROWS], near.dtype);
-        // Rows of padding are written by no kernel.
-        let padding = recurrence.has_padding();
         let shape = near.meta.shape.clone();
-        let output = match padding {
+        // Rows of padding are written by no kernel.
+        let output = match recurrence.has_padding() {
             true => zeros(near, shape, near.dtype),
             false => empty(near, shape, near.dtype),
         };
         let slots = recurrence.n_slots().max(1);
         let states = empty(near, [slots, value_heads, key_dim, value_dim], DType::F32);
         Self {
-            recurrence,
-            lists: recurrence.on_device(near),
-            run_lists: recurrence.runs_on_device(near),
-            client: near.client.clone(),
-            dims,
-            stored: elem(near.dtype),
-            scale: scale as f32,
             mixing: square(),
             scores: square(),
             decays: empty(near, [2, value_heads, rows], DType::F32),
@@ -129,100 +116,90 @@ impl<'a> Pass<'a> {
                 states,
                 inverse: square(),
             },
+            launches,
             inputs,
         }
     }
 
-    /// Rows, key heads and value heads.
-    fn sizes(&self) -> [u32; 3] {
-        let dims = &self.dims;
-        [dims.rows, dims.key_heads, dims.value_heads].map(|size| size as u32)
-    }
-
     fn fits(&self, shared_bytes: usize) -> bool {
-        shared_bytes <= self.client.properties().hardware.max_shared_memory_size
+        let hardware = &self.launches.client.properties().hardware;
+        shared_bytes <= hardware.max_shared_memory_size
     }
 
     fn local(&self) {
-        let [rows, key_heads, value_heads] = self.sizes();
-        let group = self.dims.value_heads / self.dims.key_heads;
+        let launches = &self.launches;
+        let dims = &launches.dims;
+        let group = dims.value_heads / dims.key_heads;
         let config = |heads| LocalConfig {
-            key_dim: self.dims.key_dim,
+            key_dim: dims.key_dim,
             heads,
         };
         let pairs = group > 1 && self.fits(config(2).shared_bytes());
         let config = config(if pairs { 2 } else { 1 });
+        let windows = launches.recurrence.n_windows();
         // SAFETY: the lists name rows, windows, runs and slots of tensors of these sizes, and the
         // kernel touches nothing else.
         unsafe {
             gated_delta_rule_local::launch_unchecked(
-                &self.client,
-                cubes(self.recurrence.n_windows() * self.dims.key_heads * config.parts(group)),
+                &launches.client,
+                launches.cubes(windows * dims.key_heads * config.parts(group)),
                 CubeDim::new_1d(config.units() as u32),
-                self.inputs.query.clone().into_buffer_arg(),
-                self.inputs.key.clone().into_buffer_arg(),
-                self.inputs.log_decay.clone().into_buffer_arg(),
-                self.inputs.beta.clone().into_buffer_arg(),
-                self.lists.list(List::SubtreeEnds),
-                self.lists.list(List::WindowStarts),
-                self.lists.list(List::WindowLengths),
-                self.saved.inverse.clone().into_buffer_arg(),
-                self.mixing.clone().into_buffer_arg(),
-                self.scores.clone().into_buffer_arg(),
-                self.decays.clone().into_buffer_arg(),
-                rows,
-                key_heads,
-                value_heads,
-                self.scale,
+                LocalInputsLaunch::new(buffer(&self.inputs.query), buffer(&self.inputs.key)),
+                launches.gates(&self.inputs),
+                launches.windows(),
+                LocalResultsLaunch::new(
+                    buffer(&self.saved.inverse),
+                    buffer(&self.mixing),
+                    buffer(&self.scores),
+                    buffer(&self.decays),
+                ),
+                launches.sizes(),
+                launches.scale,
                 config,
-                self.stored,
+                launches.stored,
             );
         }
     }
 
     fn paths(&self, level: &Range<usize>) {
-        let [rows, key_heads, value_heads] = self.sizes();
-        let heads = level.len() * self.dims.value_heads;
+        let launches = &self.launches;
+        let heads = level.len() * launches.dims.value_heads;
         let config = self.path_config(heads);
+        let inputs = PathInputsLaunch::new(
+            buffer(&self.inputs.query),
+            buffer(&self.inputs.key),
+            buffer(&self.inputs.value),
+            buffer(&self.mixing),
+            buffer(&self.scores),
+            buffer(&self.decays),
+            buffer(&self.inputs.initial_states),
+        );
         // SAFETY: the lists name rows, windows, runs and slots of tensors of these sizes, and the
         // kernel touches nothing else.
         unsafe {
             gated_delta_rule_paths::launch_unchecked(
-                &self.client,
-                cubes(heads * config.slices()),
+                &launches.client,
+                launches.cubes(heads * config.slices()),
                 CubeDim::new_1d(config.units() as u32),
-                self.inputs.query.clone().into_buffer_arg(),
-                self.inputs.key.clone().into_buffer_arg(),
-                self.inputs.value.clone().into_buffer_arg(),
-                self.mixing.clone().into_buffer_arg(),
-                self.scores.clone().into_buffer_arg(),
-                self.decays.clone().into_buffer_arg(),
-                self.saved.states.clone().into_buffer_arg(),
-                self.inputs.initial_states.clone().into_buffer_arg(),
-                self.lists.list(List::WindowStarts),
-                self.lists.list(List::WindowLengths),
-                self.lists.list(List::WindowSlots),
-                self.run_lists.list(RunList::Offsets),
-                self.run_lists.list(RunList::Entries),
-                self.run_lists.list(RunList::Siblings),
-                self.output.clone().into_buffer_arg(),
-                rows,
-                key_heads,
-                value_heads,
-                level.start as u32,
-                self.scale,
+                inputs,
+                launches.path_lists(),
+                launches.list(List::WindowSlots),
+                PathResultsLaunch::new(buffer(&self.saved.states), buffer(&self.output)),
+                launches.sizes(),
+                LevelLaunch::new(level.start as u32, launches.scale),
                 config,
-                self.stored,
+                launches.stored,
             );
         }
     }
 
     /// The shape for `heads` pairs of a run and a head.
     fn path_config(&self, heads: usize) -> PathConfig {
+        let dims = &self.launches.dims;
         let shapes = [FEW, MANY, SMALL];
         let [few, many, small] =
-            shapes.map(|shape| path_config(self.dims.key_dim, self.dims.value_dim, shape));
-        let hardware = &self.client.properties().hardware;
+            shapes.map(|shape| path_config(dims.key_dim, dims.value_dim, shape));
+        let hardware = &self.launches.client.properties().hardware;
         let processors = hardware.num_streaming_multiprocessors.unwrap_or(0);
         let config = match heads * few.slices() <= processors as usize {
             true => few,
@@ -233,9 +210,4 @@ impl<'a> Pass<'a> {
             false => small,
         }
     }
-}
-
-/// A launch of `count` cubes.
-fn cubes(count: usize) -> CubeCount {
-    CubeCount::Static(count as u32, 1, 1)
 }

@@ -1,10 +1,12 @@
 //! The kernels of the forward pass, for the test that translates all kernels.
 
-use burn_tree_kit::cube::translation::{Case, Target, buffer, settings};
+use burn_tree_kit::cube::translation::{Case, Target, buffer};
 use cubecl::ir::ElemType;
 
-use super::local::gated_delta_rule_local::GatedDeltaRuleLocal;
-use super::paths::gated_delta_rule_paths::GatedDeltaRulePaths;
+use super::super::super::transpiled::kernel;
+use super::super::transpiled::{gates, level, path_lists, sizes, windows};
+use super::local::{LocalInputsCompilationArg, LocalResultsCompilationArg};
+use super::paths::{PathInputsCompilationArg, PathResultsCompilationArg};
 use super::*;
 
 /// All kernels of the forward pass.
@@ -14,68 +16,66 @@ pub(in super::super) fn forward_kernels(
     value_dim: usize,
     dtype: ElemType,
 ) -> Vec<Case> {
-    let (device, target) = (&target.device, &target.target);
     let name = |kernel: &str| format!("forward_{kernel}_{key_dim}_{value_dim}_{dtype}");
-    let b = buffer;
     let mut cases: Vec<Case> = Vec::new();
     for heads in [1, 2] {
         let config = LocalConfig { key_dim, heads };
-        let kernel = GatedDeltaRuleLocal::new(
-            settings(config.units()),
-            device.clone(),
-            target.clone(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            (),
-            (),
-            (),
-            (),
-            config,
-            dtype,
-        );
-        let of_local = name(&format!("local_{heads}"));
-        cases.push((of_local, Box::new(kernel), "mma.sync"));
+        cases.push((
+            name(&format!("local_{heads}")),
+            kernel!(
+                target,
+                local::gated_delta_rule_local::GatedDeltaRuleLocal,
+                config.units(),
+                LocalInputsCompilationArg {
+                    query: buffer(),
+                    key: buffer(),
+                },
+                gates(),
+                windows(),
+                LocalResultsCompilationArg {
+                    inverse: buffer(),
+                    mixing: buffer(),
+                    scores: buffer(),
+                    decays: buffer(),
+                },
+                sizes(),
+                (),
+                config,
+                dtype,
+            ),
+            "mma.sync",
+        ));
     }
     for shape in [FEW, MANY, SMALL] {
         let config = path_config(key_dim, value_dim, shape);
-        let kernel = GatedDeltaRulePaths::new(
-            settings(config.units()),
-            device.clone(),
-            target.clone(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            b(),
-            (),
-            (),
-            (),
-            (),
-            (),
-            config,
-            dtype,
-        );
-        let of_paths = name(&format!("paths_{}_{}", config.planes, config.stages));
-        cases.push((of_paths, Box::new(kernel), "mma.sync"));
+        cases.push((
+            name(&format!("paths_{}_{}", config.planes, config.stages)),
+            kernel!(
+                target,
+                paths::gated_delta_rule_paths::GatedDeltaRulePaths,
+                config.units(),
+                PathInputsCompilationArg {
+                    query: buffer(),
+                    key: buffer(),
+                    value: buffer(),
+                    mixing: buffer(),
+                    scores: buffer(),
+                    decays: buffer(),
+                    initial_states: buffer(),
+                },
+                path_lists(),
+                buffer(),
+                PathResultsCompilationArg {
+                    states: buffer(),
+                    output: buffer(),
+                },
+                sizes(),
+                level(),
+                config,
+                dtype,
+            ),
+            "mma.sync",
+        ));
     }
     cases
 }

@@ -7,9 +7,15 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use burn_tree_kit::cube::{address_type, empty, units};
 
+use super::super::backward::StateGradientInputsLaunch;
+use super::super::elementwise::InitialChildrenLaunch;
+use super::super::gradients::{
+    PairGradientInputsLaunch, QueryGradientInputsLaunch, StateKeyGradientInputsLaunch,
+};
+use super::super::scan::TransitionsLaunch;
 use super::super::tile::TILE;
 use super::super::{backward, elementwise, forward, gates, gradients, scan};
-use super::call::Call;
+use super::call::{Call, buffer};
 use crate::gated_delta_rule::kernels::call::Inputs;
 use crate::recurrence::device::RecurrenceList;
 
@@ -31,14 +37,12 @@ impl Call<'_> {
                 count,
                 dim,
                 address_type(&[&inputs.query, grad_output, gates]),
-                inputs.query.clone().into_buffer_arg(),
-                inputs.key.clone().into_buffer_arg(),
-                grad_output.clone().into_buffer_arg(),
-                gates.clone().into_buffer_arg(),
-                self.schedule.buffer(),
-                grad_updates.clone().into_buffer_arg(),
+                buffer(&inputs.query),
+                buffer(&inputs.key),
+                buffer(grad_output),
+                buffer(gates),
+                buffer(&grad_updates),
                 self.problem(items, 0),
-                self.scale,
                 self.stored,
             );
         }
@@ -64,15 +68,15 @@ impl Call<'_> {
                 count,
                 dim,
                 address_type(&[&inputs.query, w, grad_output, gates, &window_grads]),
-                inputs.query.clone().into_buffer_arg(),
-                w.clone().into_buffer_arg(),
-                grad_output.clone().into_buffer_arg(),
-                grad_updates.clone().into_buffer_arg(),
-                gates.clone().into_buffer_arg(),
-                self.schedule.buffer(),
-                window_grads.clone().into_buffer_arg(),
+                StateGradientInputsLaunch::new(
+                    buffer(&inputs.query),
+                    buffer(w),
+                    buffer(grad_output),
+                    buffer(grad_updates),
+                ),
+                buffer(gates),
+                buffer(&window_grads),
                 self.problem(items, 0),
-                self.scale,
                 self.key_tiles(),
                 self.stored,
             );
@@ -96,7 +100,7 @@ impl Call<'_> {
                     dim,
                     address_type(&[&state_grads]),
                     grad_states.into_buffer_arg(),
-                    state_grads.clone().into_buffer_arg(),
+                    buffer(&state_grads),
                     total,
                 );
             }
@@ -123,13 +127,10 @@ impl Call<'_> {
                 count,
                 dim,
                 address_type(&[key, w, grad_updates, gates, window_grads, state_grads]),
-                key.clone().into_buffer_arg(),
-                w.clone().into_buffer_arg(),
-                grad_updates.clone().into_buffer_arg(),
-                gates.clone().into_buffer_arg(),
-                self.schedule.buffer(),
-                window_grads.clone().into_buffer_arg(),
-                state_grads.clone().into_buffer_arg(),
+                TransitionsLaunch::new(buffer(key), buffer(w), buffer(gates)),
+                buffer(grad_updates),
+                buffer(window_grads),
+                buffer(state_grads),
                 self.problem(items, paths.start),
                 self.key_tiles(),
                 self.stored,
@@ -156,12 +157,11 @@ impl Call<'_> {
                 count,
                 dim,
                 address_type(&[&inputs.value, inverse, gates, &grad_value]),
-                inputs.value.clone().into_buffer_arg(),
-                inverse.clone().into_buffer_arg(),
-                grad_updates.clone().into_buffer_arg(),
-                gates.clone().into_buffer_arg(),
-                self.schedule.buffer(),
-                grad_value.clone().into_buffer_arg(),
+                buffer(&inputs.value),
+                buffer(inverse),
+                buffer(grad_updates),
+                buffer(gates),
+                buffer(&grad_value),
                 self.problem(items, 0),
                 self.stored,
             );
@@ -194,16 +194,16 @@ impl Call<'_> {
                     gates,
                     &grad_query,
                 ]),
-                inputs.query.clone().into_buffer_arg(),
-                inputs.key.clone().into_buffer_arg(),
-                grad_output.clone().into_buffer_arg(),
-                updates.clone().into_buffer_arg(),
-                window_states.clone().into_buffer_arg(),
-                gates.clone().into_buffer_arg(),
-                self.schedule.buffer(),
-                grad_query.clone().into_buffer_arg(),
+                QueryGradientInputsLaunch::new(
+                    buffer(&inputs.query),
+                    buffer(&inputs.key),
+                    buffer(grad_output),
+                    buffer(updates),
+                    buffer(window_states),
+                ),
+                buffer(gates),
+                buffer(&grad_query),
                 self.problem(items, 0),
-                self.scale,
                 self.stored,
             );
         }
@@ -227,16 +227,16 @@ impl Call<'_> {
                 count,
                 dim,
                 address_type(&[&inputs.key, grad_output, gates, &grad_key]),
-                inputs.query.clone().into_buffer_arg(),
-                inputs.key.clone().into_buffer_arg(),
-                grad_output.clone().into_buffer_arg(),
-                updates.clone().into_buffer_arg(),
-                x.clone().into_buffer_arg(),
-                gates.clone().into_buffer_arg(),
-                self.schedule.buffer(),
-                grad_key.clone().into_buffer_arg(),
+                PairGradientInputsLaunch::new(
+                    buffer(&inputs.query),
+                    buffer(&inputs.key),
+                    buffer(grad_output),
+                    buffer(updates),
+                    buffer(x),
+                ),
+                buffer(gates),
+                buffer(&grad_key),
                 self.problem(items, 0),
-                self.scale,
                 self.stored,
             );
         }
@@ -249,14 +249,15 @@ impl Call<'_> {
                 count,
                 dim,
                 address_type(&[&inputs.key, updates, window_states, gates, &grad_key]),
-                inputs.key.clone().into_buffer_arg(),
-                updates.clone().into_buffer_arg(),
-                x.clone().into_buffer_arg(),
-                window_states.clone().into_buffer_arg(),
-                window_grads.clone().into_buffer_arg(),
-                gates.clone().into_buffer_arg(),
-                self.schedule.buffer(),
-                grad_key.clone().into_buffer_arg(),
+                StateKeyGradientInputsLaunch::new(
+                    buffer(&inputs.key),
+                    buffer(updates),
+                    buffer(x),
+                    buffer(window_states),
+                    buffer(window_grads),
+                ),
+                buffer(gates),
+                buffer(&grad_key),
                 self.problem(items, 0),
                 self.stored,
             );
@@ -277,7 +278,7 @@ impl Call<'_> {
                 dim,
                 address_type(&[&per_head]),
                 per_head.into_buffer_arg(),
-                sums.clone().into_buffer_arg(),
+                buffer(&sums),
                 self.dims.value_heads / self.dims.key_heads,
                 self.dims.key_dim,
                 total,
@@ -305,10 +306,9 @@ impl Call<'_> {
                 count,
                 dim,
                 address_type(&[gates]),
-                gates.clone().into_buffer_arg(),
-                self.schedule.buffer(),
-                log_decay.clone().into_buffer_arg(),
-                beta.clone().into_buffer_arg(),
+                buffer(gates),
+                buffer(&log_decay),
+                buffer(&beta),
                 self.problem(items, 0),
             );
         }
@@ -327,13 +327,15 @@ impl Call<'_> {
                 count,
                 dim,
                 address_type(&[state_grads, &gradient]),
-                state_grads.clone().into_buffer_arg(),
-                self.schedule.buffer(),
-                gradient.clone().into_buffer_arg(),
-                self.schedule.start(RecurrenceList::InitialChildOffsets),
-                self.schedule.start(RecurrenceList::InitialChildren),
-                self.recurrence.n_initial_states() as u32,
-                self.recurrence.requested_rows().len() as u32,
+                buffer(state_grads),
+                InitialChildrenLaunch::new(
+                    self.schedule.buffer(),
+                    self.schedule.start(RecurrenceList::InitialChildOffsets),
+                    self.schedule.start(RecurrenceList::InitialChildren),
+                    self.recurrence.n_initial_states() as u32,
+                    self.recurrence.requested_rows().len() as u32,
+                ),
+                buffer(&gradient),
                 total / shape[0],
                 total,
             );

@@ -19,6 +19,11 @@ use super::super::{elementwise, scan};
 use crate::recurrence::TreeRecurrence;
 use crate::recurrence::device::{DeviceLists, RecurrenceList};
 
+/// A tensor as an argument.
+pub(super) fn buffer(tensor: &CubeTensor) -> BufferArg {
+    tensor.clone().into_buffer_arg()
+}
+
 /// Refuses what cannot be counted in one launch.
 pub(in super::super) fn check_sizes(
     properties: &DeviceProperties,
@@ -73,6 +78,8 @@ impl<'a> Call<'a> {
     pub(super) fn problem(&self, items: usize, first_path: usize) -> ProblemLaunch {
         let (dims, start) = (&self.dims, |list| self.schedule.start(list));
         ProblemLaunch::new(
+            self.schedule.buffer(),
+            self.scale,
             dims.key_heads as u32,
             dims.value_heads as u32,
             dims.key_dim as u32,

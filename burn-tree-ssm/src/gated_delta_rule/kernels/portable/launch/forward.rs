@@ -6,9 +6,10 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use burn_tree_kit::cube::address_type;
 
+use super::super::scan::{ScanConfig, TransitionsLaunch};
 use super::super::window::GATES;
 use super::super::{forward, gates, scan};
-use super::call::Call;
+use super::call::{Call, buffer};
 use crate::gated_delta_rule::kernels::call::Inputs;
 
 impl Call<'_> {
@@ -24,10 +25,9 @@ impl Call<'_> {
                 count,
                 dim,
                 address_type(&[&gates]),
-                inputs.log_decay.clone().into_buffer_arg(),
-                inputs.beta.clone().into_buffer_arg(),
-                self.schedule.buffer(),
-                gates.clone().into_buffer_arg(),
+                buffer(&inputs.log_decay),
+                buffer(&inputs.beta),
+                buffer(&gates),
                 self.problem(items, 0),
             );
         }
@@ -46,10 +46,9 @@ impl Call<'_> {
                 count,
                 dim,
                 address_type(&[&inputs.key, gates, &inverse]),
-                inputs.key.clone().into_buffer_arg(),
-                gates.clone().into_buffer_arg(),
-                self.schedule.buffer(),
-                inverse.clone().into_buffer_arg(),
+                buffer(&inputs.key),
+                buffer(gates),
+                buffer(&inverse),
                 self.problem(items, 0),
                 self.stored,
             );
@@ -75,13 +74,12 @@ impl Call<'_> {
                 count,
                 dim,
                 address_type(&[&inputs.key, &inputs.value, inverse, gates, &w, &u]),
-                inputs.key.clone().into_buffer_arg(),
-                inputs.value.clone().into_buffer_arg(),
-                inverse.clone().into_buffer_arg(),
-                gates.clone().into_buffer_arg(),
-                self.schedule.buffer(),
-                w.clone().into_buffer_arg(),
-                u.clone().into_buffer_arg(),
+                buffer(&inputs.key),
+                buffer(&inputs.value),
+                buffer(inverse),
+                buffer(gates),
+                buffer(&w),
+                buffer(&u),
                 self.problem(items, 0),
                 self.stored,
             );
@@ -101,6 +99,10 @@ impl Call<'_> {
         stores_slots: bool,
     ) {
         let items = self.path_tiles(&paths);
+        let config = ScanConfig {
+            key_tiles: self.key_tiles(),
+            stores_slots,
+        };
         let (count, dim) = self.cubes(items, scan::UNITS);
         // SAFETY: rows, windows and slots are those of the schedule, which made the sizes.
         unsafe {
@@ -117,17 +119,13 @@ impl Call<'_> {
                     window_states,
                     states,
                 ]),
-                inputs.key.clone().into_buffer_arg(),
-                w.clone().into_buffer_arg(),
-                updates.clone().into_buffer_arg(),
-                inputs.initial_states.clone().into_buffer_arg(),
-                gates.clone().into_buffer_arg(),
-                self.schedule.buffer(),
-                window_states.clone().into_buffer_arg(),
-                states.clone().into_buffer_arg(),
+                TransitionsLaunch::new(buffer(&inputs.key), buffer(w), buffer(gates)),
+                buffer(updates),
+                buffer(&inputs.initial_states),
+                buffer(window_states),
+                buffer(states),
                 self.problem(items, paths.start),
-                self.key_tiles(),
-                stores_slots,
+                config,
                 self.stored,
             );
         }
@@ -152,15 +150,13 @@ impl Call<'_> {
                 count,
                 dim,
                 address_type(&[&inputs.query, updates, window_states, gates, &output]),
-                inputs.query.clone().into_buffer_arg(),
-                inputs.key.clone().into_buffer_arg(),
-                updates.clone().into_buffer_arg(),
-                window_states.clone().into_buffer_arg(),
-                gates.clone().into_buffer_arg(),
-                self.schedule.buffer(),
-                output.clone().into_buffer_arg(),
+                buffer(&inputs.query),
+                buffer(&inputs.key),
+                buffer(updates),
+                buffer(window_states),
+                buffer(gates),
+                buffer(&output),
                 self.problem(items, 0),
-                self.scale,
                 self.stored,
             );
         }
