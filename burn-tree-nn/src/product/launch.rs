@@ -37,6 +37,9 @@ impl Product {
             )));
         }
         let [rows, columns, _] = self.form.sizes(&self.terms[0].0, &self.terms[0].1);
+        if !columns.is_multiple_of(ALIGNMENT) {
+            return Err(width_unavailable(columns));
+        }
         for (left, right) in &self.terms {
             let [of_rows, of_columns, _] = self.form.sizes(left, right);
             if [left.dtype, right.dtype] != [dtype; 2] || [of_rows, of_columns] != [rows, columns] {
@@ -136,23 +139,45 @@ fn check_size(tensor: &CubeTensor) -> Result<(), Unavailable> {
         return Err(Unavailable(format!("a tensor of shape {shape:?}")));
     }
     if !columns.is_multiple_of(ALIGNMENT) {
-        return Err(Unavailable(format!(
-            "rows of {columns} numbers; a multiple of {ALIGNMENT} is needed"
-        )));
+        return Err(width_unavailable(columns));
+    }
+    if !starts_aligned(tensor) && tensor.is_contiguous() {
+        return Err(Unavailable(
+            "memory that does not start at a multiple of 16 bytes".into(),
+        ));
     }
     Ok(())
+}
+
+fn width_unavailable(columns: usize) -> Unavailable {
+    Unavailable(format!(
+        "rows of {columns} numbers; a multiple of {ALIGNMENT} is needed"
+    ))
+}
+
+fn starts_aligned(tensor: &CubeTensor) -> bool {
+    let offset = tensor.handle.offset_start.unwrap_or(0) as usize;
+    offset.is_multiple_of(ALIGNMENT * tensor.dtype.size())
 }
 
 /// The tensor if copies can read its rows, else a contiguous copy.
 fn readable(tensor: CubeTensor) -> CubeTensor {
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
     let by_rows = strides[1] == 1 && strides[0] >= shape[1];
-    let offset = tensor.handle.offset_start.unwrap_or(0) as usize;
-    let aligned = strides[0].is_multiple_of(ALIGNMENT) && offset.is_multiple_of(2 * ALIGNMENT);
-    match by_rows && aligned && !tensor.meta.is_tiled() {
-        true => tensor,
-        false => into_contiguous(tensor),
+    let aligned = strides[0].is_multiple_of(ALIGNMENT) && starts_aligned(&tensor);
+    if by_rows && aligned && !tensor.meta.is_tiled() {
+        return tensor;
     }
+    let tensor = into_contiguous(tensor);
+    // The strides of dimensions of size 1 may be anything.
+    let shape = tensor.meta.shape().clone();
+    CubeTensor::new_contiguous(
+        tensor.client,
+        tensor.device,
+        shape,
+        tensor.handle,
+        tensor.dtype,
+    )
 }
 
 fn term<E: Float>(
