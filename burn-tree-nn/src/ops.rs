@@ -130,6 +130,41 @@ pub trait TreeNnOps: Backend {
         linear::generic::grad_weight::<Self>(x, grad)
     }
 
+    /// Gradients of two weights of the same `x [R, K]`.
+    #[fusion(meta = |x, first, second| (
+        meta::linear_grad_weight(x, first),
+        meta::linear_grad_weight(x, second),
+    ))]
+    fn linear_pair_grad_weights(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        (
+            Self::linear_grad_weight(x.clone(), first),
+            Self::linear_grad_weight(x, second),
+        )
+    }
+
+    /// Gradients of three weights of the same `x [R, K]`.
+    #[fusion(meta = |x, first, second, third| (
+        meta::linear_grad_weight(x, first),
+        meta::linear_grad_weight(x, second),
+        meta::linear_grad_weight(x, third),
+    ))]
+    fn linear_triple_grad_weights(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        third: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        (
+            Self::linear_grad_weight(x.clone(), first),
+            Self::linear_grad_weight(x.clone(), second),
+            Self::linear_grad_weight(x, third),
+        )
+    }
+
     /// One matrix product per group of rows: `x [R, I]`, `weight [E, I, O]` -> `[R, O]`, all of one
     /// dtype. Group `e` has the next `group_sizes[e]` rows.
     #[fusion(meta = meta::grouped_linear)]

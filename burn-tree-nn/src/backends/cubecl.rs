@@ -102,6 +102,23 @@ impl TreeNnOps for CubeBackend {
         linear::kernel::linear(x, weight)
     }
 
+    fn linear_pair(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        linear::kernel::pair(linear::kernel::linears(x, [first, second]))
+    }
+
+    fn linear_triple(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        third: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        linear::kernel::triple(linear::kernel::linears(x, [first, second, third]))
+    }
+
     fn linear_grad_input(term: InputGradientTerm<Self>) -> FloatTensor<Self> {
         linear::kernel::grad_input(vec![term])
     }
@@ -122,7 +139,24 @@ impl TreeNnOps for CubeBackend {
     }
 
     fn linear_grad_weight(x: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
-        linear::kernel::grad_weight(x, grad)
+        linear::kernel::grad_weights(x, [grad]).remove(0)
+    }
+
+    fn linear_pair_grad_weights(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        linear::kernel::pair(linear::kernel::grad_weights(x, [first, second]))
+    }
+
+    fn linear_triple_grad_weights(
+        x: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        third: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        linear::kernel::triple(linear::kernel::grad_weights(x, [first, second, third]))
     }
 
     fn rms_norm(

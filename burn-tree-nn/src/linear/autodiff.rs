@@ -120,10 +120,32 @@ impl<B: TreeNnOps, const N: usize, const PARENTS: usize> Backward<B, PARENTS>
         }
         let Some(x) = x else { return };
         let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(x);
-        for (parent, gradient) in parents.zip(gradients) {
-            if let (Some(parent), Some(gradient)) = (parent, gradient) {
-                grads.register::<B>(parent.id, B::linear_grad_weight(x.clone(), gradient));
-            }
+        let (parents, gradients): (Vec<_>, Vec<_>) = parents
+            .zip(gradients)
+            .filter_map(|(parent, gradient)| Some((parent?, gradient?)))
+            .unzip();
+        for (parent, gradient) in parents.iter().zip(grad_weights::<B>(x, gradients)) {
+            grads.register::<B>(parent.id, gradient);
+        }
+    }
+}
+
+/// Gradients of the weights whose products have the gradients `grads`, at most three.
+fn grad_weights<B: TreeNnOps>(
+    x: FloatTensor<B>,
+    grads: Vec<FloatTensor<B>>,
+) -> Vec<FloatTensor<B>> {
+    let mut grads = grads.into_iter();
+    match (grads.next(), grads.next(), grads.next()) {
+        (None, ..) => Vec::new(),
+        (Some(first), None, _) => vec![B::linear_grad_weight(x, first)],
+        (Some(first), Some(second), None) => {
+            let (first, second) = B::linear_pair_grad_weights(x, first, second);
+            vec![first, second]
+        }
+        (Some(first), Some(second), Some(third)) => {
+            let (first, second, third) = B::linear_triple_grad_weights(x, first, second, third);
+            vec![first, second, third]
         }
     }
 }

@@ -6,28 +6,39 @@ use burn_tree_kit::implementation::{Kernels, announce};
 
 use super::generic;
 use super::tensors::InputGradientTerm;
-use crate::product::{Form, Product};
+use crate::product::{Form, Products};
 
 const OP: &str = "linear";
 
 /// See [`crate::TreeNnOps::linear_output`].
 pub(crate) fn linear(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
-    let dtype = x.dtype;
-    match Product::new(Form::Plain, vec![(x.clone(), weight.clone())], dtype) {
-        Ok(product) => accelerated("forward", product),
-        Err(_) => {
-            announce(OP, "forward", GENERIC);
-            generic::linear::<CubeBackend>(x, weight)
-        }
-    }
+    each(
+        "forward",
+        Form::Plain,
+        x,
+        [weight],
+        generic::linear::<CubeBackend>,
+    )
+    .remove(0)
+}
+
+/// See [`crate::TreeNnOps::linear_pair`].
+pub(crate) fn linears<const N: usize>(x: CubeTensor, weights: [CubeTensor; N]) -> Vec<CubeTensor> {
+    each(
+        "forward",
+        Form::Plain,
+        x,
+        weights,
+        generic::linear::<CubeBackend>,
+    )
 }
 
 /// See [`crate::TreeNnOps::linear_grad_input`].
 pub(crate) fn grad_input(terms: Vec<InputGradientTerm<CubeBackend>>) -> CubeTensor {
     let dtype = terms[0].grad.dtype;
     let operands = terms.iter().cloned().map(|term| (term.grad, term.weight));
-    match Product::new(Form::RightTransposed, operands.collect(), dtype) {
-        Ok(product) => accelerated("backward", product),
+    match Products::sum(Form::RightTransposed, operands.collect(), dtype) {
+        Ok(products) => accelerated("backward", products).remove(0),
         Err(_) => {
             announce(OP, "backward", GENERIC);
             generic::grad_input::<CubeBackend>(terms)
@@ -36,21 +47,48 @@ pub(crate) fn grad_input(terms: Vec<InputGradientTerm<CubeBackend>>) -> CubeTens
 }
 
 /// See [`crate::TreeNnOps::linear_grad_weight`].
-pub(crate) fn grad_weight(x: CubeTensor, grad: CubeTensor) -> CubeTensor {
-    let dtype = x.dtype;
-    match Product::new(Form::LeftTransposed, vec![(x.clone(), grad.clone())], dtype) {
-        Ok(product) => accelerated("backward", product),
+pub(crate) fn grad_weights<const N: usize>(
+    x: CubeTensor,
+    grads: [CubeTensor; N],
+) -> Vec<CubeTensor> {
+    let generic = generic::grad_weight::<CubeBackend>;
+    each("backward", Form::LeftTransposed, x, grads, generic)
+}
+
+/// Products of `left` and each of `right`.
+fn each<const N: usize>(
+    pass: &'static str,
+    form: Form,
+    left: CubeTensor,
+    right: [CubeTensor; N],
+    generic: impl Fn(CubeTensor, CubeTensor) -> CubeTensor,
+) -> Vec<CubeTensor> {
+    match Products::each(form, left.clone(), right.to_vec()) {
+        Ok(products) => accelerated(pass, products),
         Err(_) => {
-            announce(OP, "backward", GENERIC);
-            generic::grad_weight::<CubeBackend>(x, grad)
+            announce(OP, pass, GENERIC);
+            let right = right.into_iter();
+            right.map(|right| generic(left.clone(), right)).collect()
         }
     }
 }
 
 const GENERIC: &str = "generic";
 
-fn accelerated(pass: &'static str, product: Product) -> CubeTensor {
+fn accelerated(pass: &'static str, products: Products) -> Vec<CubeTensor> {
     announce(OP, pass, Kernels::Accelerated.name());
-    // A tensor map counts as read and written: the mark of a failed input passes to the result.
-    product.launch()
+    // A tensor map counts as read and written: the mark of a failed input passes to the results.
+    products.launch()
+}
+
+/// Results as a tuple.
+pub(crate) fn pair(results: Vec<CubeTensor>) -> (CubeTensor, CubeTensor) {
+    let [first, second] = results.try_into().expect("two results");
+    (first, second)
+}
+
+/// Results as a tuple.
+pub(crate) fn triple(results: Vec<CubeTensor>) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let [first, second, third] = results.try_into().expect("three results");
+    (first, second, third)
 }

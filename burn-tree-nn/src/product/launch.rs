@@ -12,50 +12,58 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::kernel::{
-    ExchangeLaunch, Output, ProblemLaunch, ProductConfig, TermLaunch, UNITS, matrix_product,
+    DestinationsLaunch, ExchangeLaunch, Output, ProblemLaunch, ProductConfig, RightLaunch, UNITS,
+    matrix_product,
 };
 use super::plan::{Ending, STEP, TILE_COLUMNS, TILE_ROWS, Tiles};
-use super::{Form, Product};
+use super::{Joined, Products};
 
 /// Rows start at multiples of as many numbers: 16 bytes.
 const ALIGNMENT: usize = 8;
 /// Columns of a narrow tile, and rows or columns of other boxes.
 const PANEL: usize = 64;
 
-impl Product {
+impl Products {
+    /// Each left operand with its right operand.
+    fn pairs(&self) -> impl Iterator<Item = (&CubeTensor, &CubeTensor)> {
+        self.left.iter().cycle().zip(&self.right)
+    }
+
     /// # Errors
     /// If the kernel does not run on the device of the tensors, or does not take the tensors.
     pub(super) fn check(&self) -> Result<(), Unavailable> {
-        let properties = self.terms[0].0.client.properties();
+        let properties = self.left[0].client.properties();
         if properties.identity.fingerprint != "ptx_sm90" {
             return Err(Unavailable("the compute capability is not 9.0".into()));
         }
-        let dtype = self.terms[0].0.dtype;
+        let dtype = self.left[0].dtype;
         if operand(dtype).is_none() || ![dtype, DType::F32].contains(&self.dtype) {
             return Err(Unavailable(format!(
                 "{dtype:?} tensors; f16 or bf16 are needed"
             )));
         }
-        let [rows, columns, _] = self.form.sizes(&self.terms[0].0, &self.terms[0].1);
-        if !columns.is_multiple_of(ALIGNMENT) {
-            return Err(width_unavailable(columns));
-        }
-        for (left, right) in &self.terms {
-            let [of_rows, of_columns, _] = self.form.sizes(left, right);
-            if [left.dtype, right.dtype] != [dtype; 2] || [of_rows, of_columns] != [rows, columns] {
-                return Err(Unavailable("terms of different shapes or dtypes".into()));
+        let first = self.form.sizes(&self.left[0], &self.right[0]);
+        for (left, right) in self.pairs() {
+            let [rows, columns, summed] = self.form.sizes(left, right);
+            let fits = match self.joined {
+                Joined::Sum => [rows, columns] == first[..2],
+                Joined::Columns => [rows, summed] == [first[0], first[2]],
+            };
+            if [left.dtype, right.dtype] != [dtype; 2] || !fits {
+                return Err(Unavailable("products of different shapes or dtypes".into()));
             }
-            for tensor in [left, right] {
-                check_size(tensor)?;
+            if !columns.is_multiple_of(ALIGNMENT) {
+                return Err(width_unavailable(columns));
             }
+            check_size(left)?;
+            check_size(right)?;
         }
         Ok(())
     }
 
-    /// Runs the kernel.
-    pub(crate) fn launch(self) -> CubeTensor {
-        let [rows, columns, _] = self.form.sizes(&self.terms[0].0, &self.terms[0].1);
-        let near = self.terms[0].0.clone();
+    /// Runs the kernel. Returns one result, or one for each right operand.
+    pub(crate) fn launch(self) -> Vec<CubeTensor> {
+        let near = self.left[0].clone();
         let client = &near.client;
         let element = elem(near.dtype);
         let hardware = &client.properties().hardware;
@@ -65,34 +73,51 @@ impl Product {
             false => Output::Wide,
         };
 
-        let mut end_step = 0;
-        let mut whole_pairs = true;
-        let mut terms = SequenceArg::new();
-        for (left, right) in self.terms {
-            let [_, _, summed] = self.form.sizes(&left, &right);
-            let steps = summed.div_ceil(STEP);
-            // A stage of a narrow tile holds two steps of one term.
-            whole_pairs &= steps.is_multiple_of(2);
-            end_step += steps;
-            terms.push(term(self.form, left, right, end_step, element));
-        }
-        let narrow = output == Output::Rounded
-            && self.form.left() == Major::Summed
-            && (whole_pairs || terms.values.len() == 1);
-        let tiles = Tiles::new(rows, columns, end_step);
+        let sizes: Vec<_> = self.pairs().map(|(l, r)| self.form.sizes(l, r)).collect();
+        let [rows, columns, _] = sizes[0];
+        let of_product = |&[_, columns, summed]: &[usize; 3]| match self.joined {
+            Joined::Sum => summed.div_ceil(STEP),
+            Joined::Columns => columns.div_ceil(TILE_COLUMNS),
+        };
+        let ends: Vec<usize> = sizes
+            .iter()
+            .scan(0, |end, sizes| {
+                *end += of_product(sizes);
+                Some(*end)
+            })
+            .collect();
+        let last = *ends.last().expect("there is at least one product");
+        let tiles = Tiles {
+            rows: rows.div_ceil(TILE_ROWS),
+            columns: match self.joined {
+                Joined::Sum => columns.div_ceil(TILE_COLUMNS),
+                Joined::Columns => last,
+            },
+            steps: match self.joined {
+                Joined::Sum => last,
+                Joined::Columns => sizes[0][2].div_ceil(STEP),
+            },
+        };
+        // A stage of a narrow tile holds two steps of one product.
+        let whole_pairs = self.joined == Joined::Columns
+            || sizes.len() == 1
+            || sizes
+                .iter()
+                .all(|sizes| of_product(sizes).is_multiple_of(2));
+        let narrow = output == Output::Rounded && self.form.left() == Major::Summed && whole_pairs;
         let (ending, divided) = tiles.ending(cubes, narrow);
         let launched = match ending {
             Ending::Whole => cubes.min(tiles.count()),
             Ending::Narrow | Ending::Split => cubes,
         };
 
-        let result = empty(&near, [rows, columns], self.dtype);
-        let mut rounded = SequenceArg::new();
-        let mut wide = SequenceArg::new();
-        match output {
-            Output::Rounded => rounded.push(panel_map(&result, PANEL, element)),
-            Output::Wide => wide.push(result.clone().into_buffer_arg()),
-        }
+        let results: Vec<CubeTensor> = match self.joined {
+            Joined::Sum => vec![empty(&near, [rows, columns], self.dtype)],
+            Joined::Columns => sizes
+                .iter()
+                .map(|&[rows, columns, _]| empty(&near, [rows, columns], self.dtype))
+                .collect(),
+        };
         let mut exchange = SequenceArg::new();
         if ending == Ending::Split {
             exchange.push(exchange_memory(&near, launched));
@@ -102,14 +127,26 @@ impl Product {
             columns as u32,
             tiles.rows as u32,
             tiles.columns as u32,
-            end_step as u32,
+            tiles.steps as u32,
             divided as u32,
         );
         let config = ProductConfig {
             form: self.form,
+            joined: self.joined,
             output,
             ending,
         };
+        let (left_rows, right_rows) = (
+            box_rows(self.form.left(), TILE_ROWS),
+            box_rows(self.form.right(), TILE_COLUMNS),
+        );
+        let left = self.left.into_iter();
+        let left = left.map(|left| panel_map(&readable(left), left_rows, element));
+        let right = self.right.into_iter().zip(&ends).map(|(right, &end)| {
+            let right = readable(right);
+            let narrow = panel_map(&right, PANEL, element);
+            RightLaunch::new(panel_map(&right, right_rows, element), narrow, end as u32)
+        });
         // SAFETY: copies clip to the maps' tensors; other stores compare with the sizes of the
         // result. Every cube of `Ending::Split` has a part and two flags.
         unsafe {
@@ -117,17 +154,46 @@ impl Product {
                 client,
                 CubeCount::Static(launched as u32, 1, 1),
                 CubeDim::new_1d(UNITS as u32),
-                terms,
-                rounded,
-                wide,
+                left.collect(),
+                right.collect(),
+                destinations(&results, output, &ends, element),
                 exchange,
                 problem,
                 config,
                 element,
             );
         }
-        result
+        results
     }
+}
+
+/// Rows of the boxes of an operand of which a tile has `of_result` rows or columns.
+fn box_rows(major: Major, of_result: usize) -> usize {
+    match major {
+        Major::Summed => of_result,
+        Major::Kept => STEP,
+    }
+}
+
+fn destinations<E: Float>(
+    results: &[CubeTensor],
+    output: Output,
+    ends: &[usize],
+    element: ElemType,
+) -> DestinationsLaunch<E> {
+    let mut rounded = SequenceArg::new();
+    let mut wide = SequenceArg::new();
+    let mut end_tiles = SequenceArg::new();
+    for (result, &end) in results.iter().zip(ends) {
+        match output {
+            Output::Rounded => {
+                rounded.push(panel_map(result, PANEL, element));
+                end_tiles.push(end as u32);
+            }
+            Output::Wide => wide.push(result.clone().into_buffer_arg()),
+        }
+    }
+    DestinationsLaunch::new(rounded, wide, end_tiles)
 }
 
 /// Refuses sizes that the kernel's 32-bit coordinates and 16-byte copies do not take.
@@ -177,26 +243,6 @@ fn readable(tensor: CubeTensor) -> CubeTensor {
         shape,
         tensor.handle,
         tensor.dtype,
-    )
-}
-
-fn term<E: Float>(
-    form: Form,
-    left: CubeTensor,
-    right: CubeTensor,
-    end_step: usize,
-    element: ElemType,
-) -> TermLaunch<E> {
-    let (left, right) = (readable(left), readable(right));
-    let box_rows = |major, of_result| match major {
-        Major::Summed => of_result,
-        Major::Kept => STEP,
-    };
-    TermLaunch::new(
-        panel_map(&left, box_rows(form.left(), TILE_ROWS), element),
-        panel_map(&right, box_rows(form.right(), TILE_COLUMNS), element),
-        panel_map(&right, PANEL, element),
-        end_step as u32,
     )
 }
 

@@ -54,26 +54,68 @@ impl Form {
     }
 }
 
-/// A sum of one to three products that the kernel takes.
-pub(crate) struct Product {
+/// How several products become results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Joined {
+    /// Their sum is the result.
+    Sum,
+    /// They have the left operand in common, and each has a result of its own.
+    Columns,
+}
+
+/// One to three products that the kernel takes.
+pub(crate) struct Products {
     form: Form,
-    terms: Vec<(CubeTensor, CubeTensor)>,
-    /// Of the result: that of the operands, or f32.
+    joined: Joined,
+    /// One for each right operand, or one with [`Joined::Columns`].
+    left: Vec<CubeTensor>,
+    right: Vec<CubeTensor>,
+    /// Of the results: that of the operands, or f32.
     dtype: DType,
 }
 
-impl Product {
+impl Products {
     /// The sum of the products of `terms`, in `dtype`: that of the operands, or f32.
     ///
     /// # Errors
     /// If the kernel does not run on the device of the tensors, or does not take the tensors.
-    pub(crate) fn new(
+    pub(crate) fn sum(
         form: Form,
         terms: Vec<(CubeTensor, CubeTensor)>,
         dtype: DType,
     ) -> Result<Self, Unavailable> {
-        let product = Self { form, terms, dtype };
-        product.check().map(|()| product)
+        let (left, right) = terms.into_iter().unzip();
+        Self::new(form, Joined::Sum, left, right, dtype)
+    }
+
+    /// The products of `left` and each of `right`, in their dtype.
+    ///
+    /// # Errors
+    /// As [`sum`](Self::sum).
+    pub(crate) fn each(
+        form: Form,
+        left: CubeTensor,
+        right: Vec<CubeTensor>,
+    ) -> Result<Self, Unavailable> {
+        let dtype = left.dtype;
+        Self::new(form, Joined::Columns, vec![left], right, dtype)
+    }
+
+    fn new(
+        form: Form,
+        joined: Joined,
+        left: Vec<CubeTensor>,
+        right: Vec<CubeTensor>,
+        dtype: DType,
+    ) -> Result<Self, Unavailable> {
+        let products = Self {
+            form,
+            joined,
+            left,
+            right,
+            dtype,
+        };
+        products.check().map(|()| products)
     }
 
     #[cfg(not(feature = "cuda"))]
@@ -81,8 +123,9 @@ impl Product {
         Err(Unavailable("the feature `cuda` is not enabled".into()))
     }
 
+    /// Runs the kernel. Returns one result, or one for each right operand.
     #[cfg(not(feature = "cuda"))]
-    pub(crate) fn launch(self) -> CubeTensor {
+    pub(crate) fn launch(self) -> Vec<CubeTensor> {
         unreachable!("no product passes `check`")
     }
 }

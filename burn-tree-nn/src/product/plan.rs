@@ -24,20 +24,11 @@ pub(super) enum Ending {
 pub(super) struct Tiles {
     pub(super) rows: usize,
     pub(super) columns: usize,
-    /// Steps of 64 summed numbers, over all terms.
+    /// Steps of 64 summed numbers, over all terms of a sum.
     pub(super) steps: usize,
 }
 
 impl Tiles {
-    /// Those of a result of `rows` rows and `columns` columns.
-    pub(super) fn new(rows: usize, columns: usize, steps: usize) -> Self {
-        Self {
-            rows: rows.div_ceil(TILE_ROWS),
-            columns: columns.div_ceil(TILE_COLUMNS),
-            steps,
-        }
-    }
-
     pub(super) fn count(self) -> usize {
         self.rows * self.columns
     }
@@ -75,7 +66,12 @@ mod tests {
     use super::*;
 
     fn ending(rows: usize, columns: usize, summed: usize, narrow: bool) -> (Ending, usize) {
-        Tiles::new(rows, columns, summed.div_ceil(STEP)).ending(132, narrow)
+        let tiles = Tiles {
+            rows: rows.div_ceil(TILE_ROWS),
+            columns: columns.div_ceil(TILE_COLUMNS),
+            steps: summed.div_ceil(STEP),
+        };
+        tiles.ending(132, narrow)
     }
 
     #[test]

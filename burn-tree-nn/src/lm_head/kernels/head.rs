@@ -13,7 +13,7 @@ use burn_tree_kit::cube::{
 use crate::gather_rows;
 use crate::lm_head::plan::LmHeadPlan;
 use crate::lm_head::tensors::LmHeadInputs;
-use crate::product::{Form, Product};
+use crate::product::{Form, Products};
 
 /// Default number of logits in a chunk: 512 MiB in f32.
 const CHUNK_LOGITS: usize = 1 << 27;
@@ -71,8 +71,8 @@ impl<'a> Head<'a> {
 /// result in `dtype`: f32 or that of the factors.
 pub(super) fn product(form: Form, left: CubeTensor, right: CubeTensor, dtype: DType) -> CubeTensor {
     let terms = vec![(left.clone(), right.clone())];
-    let product = match Product::new(form, terms, dtype) {
-        Ok(product) => product.launch(),
+    let product = match Products::sum(form, terms, dtype) {
+        Ok(products) => products.launch().remove(0),
         Err(_) => burn_product(form, left, right, dtype),
     };
     // Probes the largest tensor of a step: later chunks write to the same result and clear the mark

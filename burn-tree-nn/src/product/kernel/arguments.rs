@@ -3,19 +3,19 @@
 use burn_tree_kit::cube::warpgroup::map_address;
 use cubecl::prelude::*;
 
-use crate::product::plan::STEP;
+use crate::product::Joined;
+use crate::product::plan::{STEP, TILE_COLUMNS};
 
-/// One of the products whose sum is the result.
+/// The right operand of one of several products.
 #[derive(CubeType, CubeLaunch)]
-pub(in crate::product) struct Term<E: Float> {
-    /// Boxes of 128 rows of the result, or of 64 summed numbers.
-    pub left: TensorMap<E, Tiled>,
+pub(in crate::product) struct Right<E: Float> {
     /// Boxes of 256 columns of the result, or of 64 summed numbers.
-    pub right: TensorMap<E, Tiled>,
+    pub operand: TensorMap<E, Tiled>,
     /// The same with boxes of 64 columns.
-    pub narrow_right: TensorMap<E, Tiled>,
-    /// Steps up to the end of this term.
-    pub end_step: u32,
+    pub narrow: TensorMap<E, Tiled>,
+    /// Where the product ends: with [`Joined::Sum`] among the steps, with [`Joined::Columns`] among
+    /// the column tiles.
+    pub end: u32,
 }
 
 /// Sizes of the result and its division into tiles.
@@ -25,7 +25,7 @@ pub(in crate::product) struct Problem {
     pub columns: u32,
     pub row_tiles: u32,
     pub column_tiles: u32,
-    /// Of all terms.
+    /// Of a tile.
     pub steps: u32,
     /// Tiles that are divided: the last ones if they become narrow, the first ones if they are split
     /// along the sums.
@@ -49,29 +49,50 @@ pub(super) struct Source {
     pub narrow_right: u64,
     /// The first summed number.
     pub summed: u32,
+    /// The first column in the right operand.
+    pub column: u32,
 }
 
-/// The term that step number `step` is in.
+/// The operands of step number `step` of a tile of column tile number `column_tile`.
 #[cube]
-pub(super) fn source<E: Float>(terms: &Sequence<Term<E>>, step: u32) -> Source {
-    let mut left = map_address::<E>(&terms.index(0usize).left);
-    let mut right = map_address::<E>(&terms.index(0usize).right);
-    let mut narrow_right = map_address::<E>(&terms.index(0usize).narrow_right);
+pub(super) fn source<E: Float>(
+    left: &Sequence<TensorMap<E, Tiled>>,
+    right: &Sequence<Right<E>>,
+    step: u32,
+    column_tile: u32,
+    #[comptime] joined: Joined,
+) -> Source {
+    let mut left_map = map_address::<E>(left.index(0usize));
+    let mut right_map = map_address::<E>(&right.index(0usize).operand);
+    let mut narrow_map = map_address::<E>(&right.index(0usize).narrow);
+    let place = if comptime!(joined == Joined::Sum) {
+        step
+    } else {
+        column_tile
+    };
     let mut start = 0u32;
     #[unroll]
-    for index in 1..terms.len() {
-        let before = terms.index(comptime!(index - 1)).end_step;
-        if step >= before {
-            left = map_address::<E>(&terms.index(index).left);
-            right = map_address::<E>(&terms.index(index).right);
-            narrow_right = map_address::<E>(&terms.index(index).narrow_right);
+    for index in 1..right.len() {
+        let before = right.index(comptime!(index - 1)).end;
+        if place >= before {
+            if comptime!(joined == Joined::Sum) {
+                left_map = map_address::<E>(left.index(index));
+            }
+            right_map = map_address::<E>(&right.index(index).operand);
+            narrow_map = map_address::<E>(&right.index(index).narrow);
             start = before;
         }
     }
+    let (step, column_tile) = if comptime!(joined == Joined::Sum) {
+        (step - start, column_tile)
+    } else {
+        (step, column_tile - start)
+    };
     Source {
-        left,
-        right,
-        narrow_right,
-        summed: (step - start) * STEP as u32,
+        left: left_map,
+        right: right_map,
+        narrow_right: narrow_map,
+        summed: step * STEP as u32,
+        column: column_tile * TILE_COLUMNS as u32,
     }
 }

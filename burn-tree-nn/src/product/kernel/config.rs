@@ -2,8 +2,8 @@
 
 use burn_tree_kit::cube::warpgroup::{BARRIER_BYTES, Major, Operand, TileProduct};
 
-use crate::product::Form;
 use crate::product::plan::{Ending, STEP, TILE_COLUMNS, TILE_ROWS};
+use crate::product::{Form, Joined};
 
 /// Bytes of a panel of 64 x 64 numbers.
 pub(super) const PANEL_BYTES: usize = 64 * 64 * 2;
@@ -33,6 +33,7 @@ pub(in crate::product) enum Output {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::product) struct ProductConfig {
     pub(in crate::product) form: Form,
+    pub(in crate::product) joined: Joined,
     pub(in crate::product) output: Output,
     pub(in crate::product) ending: Ending,
 }

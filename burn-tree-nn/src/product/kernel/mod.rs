@@ -23,13 +23,14 @@ use burn_tree_kit::cube::warpgroup::*;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-pub(super) use arguments::{Exchange, ExchangeLaunch, Problem, ProblemLaunch, Term, TermLaunch};
+pub(super) use arguments::{Exchange, ExchangeLaunch, Problem, ProblemLaunch, Right, RightLaunch};
 pub(super) use config::{Output, ProductConfig};
 
 use exchange::ExchangeAddresses;
 use multiply::{multiply_narrow_tiles, multiply_tiles};
 use producer::{load_narrow_tiles, load_tiles};
-use results::Destination;
+use results::Destinations;
+pub(super) use results::DestinationsLaunch;
 use stages::init_stages;
 
 use super::plan::Ending;
@@ -39,13 +40,14 @@ pub(super) const UNITS: usize = 3 * WARPGROUP;
 /// Units that multiply.
 const MULTIPLYING: usize = 2 * WARPGROUP;
 
-/// The sum of the products of `terms`. The result goes to `rounded` or `wide`, of which one is
-/// given, as [`Output`] says. `exchange` is given with [`Ending::Split`].
+/// Products of `left` and `right` operands: their sum, or one after the other along the columns, as
+/// [`Joined`](super::Joined) says. With a sum there are as many left as right operands, otherwise
+/// there is one. `exchange` is given with [`Ending::Split`].
 #[cube(launch_unchecked)]
 pub(super) fn matrix_product<E: Float>(
-    terms: Sequence<Term<E>>,
-    rounded: Sequence<TensorMap<E, Tiled>>,
-    wide: Sequence<Box<[f32]>>,
+    left: Sequence<TensorMap<E, Tiled>>,
+    right: Sequence<Right<E>>,
+    destinations: Destinations<E>,
     exchange: Sequence<Exchange>,
     problem: Problem,
     #[comptime] config: ProductConfig,
@@ -63,16 +65,15 @@ pub(super) fn matrix_product<E: Float>(
     let exchange = exchange_addresses(&exchange, config);
     if UNIT_POS_X >= MULTIPLYING as u32 {
         if UNIT_POS_X == MULTIPLYING as u32 {
-            let step = load_tiles::<E>(&terms, &problem, &exchange, shared, config);
+            let step = load_tiles::<E>(&left, &right, &problem, &exchange, shared, config);
             if comptime!(config.ending == Ending::Narrow) {
-                load_narrow_tiles::<E>(&terms, &problem, shared, step, config);
+                load_narrow_tiles::<E>(&left, &right, &problem, shared, step, config);
             }
         }
     } else {
-        let destination = destination::<E>(&rounded, &wide, config);
-        let step = multiply_tiles::<E>(&problem, &destination, &exchange, shared, config);
+        let step = multiply_tiles::<E>(&problem, &destinations, &exchange, shared, config);
         if comptime!(config.ending == Ending::Narrow) {
-            multiply_narrow_tiles::<E>(&problem, &destination, shared, step, config);
+            multiply_narrow_tiles::<E>(&problem, &destinations, shared, step, config);
         }
         if comptime!(config.output == Output::Rounded) {
             // Shared memory must outlive the copies from it.
@@ -97,23 +98,6 @@ fn exchange_addresses(
         ExchangeAddresses {
             parts: 0u64,
             flags: 0u64,
-        }
-    }
-}
-
-#[cube]
-fn destination<E: Float>(
-    rounded: &Sequence<TensorMap<E, Tiled>>,
-    wide: &Sequence<Box<[f32]>>,
-    #[comptime] config: ProductConfig,
-) -> Destination {
-    if comptime!(config.output == Output::Rounded) {
-        Destination {
-            address: map_address::<E>(&rounded[0]),
-        }
-    } else {
-        Destination {
-            address: global_address(&wide[0]),
         }
     }
 }

@@ -6,7 +6,9 @@ use cubecl::prelude::*;
 use super::arguments::Problem;
 use super::config::{LEFT_BYTES, NARROW_COLUMNS, Output, PANEL_BYTES, ProductConfig};
 use super::exchange::{ExchangeAddresses, add_parts, keep_part};
-use super::results::{Destination, store_narrow, store_rounded, store_wide};
+use super::results::{
+    Destination, Destinations, destination, store_narrow, store_rounded, store_wide,
+};
 use super::stages::{release, stage_of};
 use super::work::{item, items, place};
 use crate::product::plan::Ending;
@@ -20,7 +22,7 @@ const NARROW_SUMS: usize = NARROW_COLUMNS / 2;
 #[cube]
 pub(super) fn multiply_tiles<E: Float>(
     problem: &Problem,
-    destination: &Destination,
+    destinations: &Destinations<E>,
     exchange: &ExchangeAddresses,
     shared: u32,
     #[comptime] config: ProductConfig,
@@ -32,7 +34,7 @@ pub(super) fn multiply_tiles<E: Float>(
     let mut step = 0u32;
     for index in 0..items.count {
         let item = item(&items, problem, index, config.ending);
-        let (row, column) = place(item.tile, problem);
+        let (row, column_tile) = place(item.tile, problem);
         for of_tile in item.begin..item.end {
             let stage = stage_of(shared, step, config);
             wait_barrier(stage.filled, stage.parity);
@@ -48,6 +50,7 @@ pub(super) fn multiply_tiles<E: Float>(
             step += 1;
         }
         let row = row + warpgroup * 64;
+        let destination = destination::<E>(destinations, column_tile, config);
         if comptime!(config.ending == Ending::Split) {
             if item.end < problem.steps {
                 keep_part::<Sums>(sums, exchange);
@@ -58,10 +61,10 @@ pub(super) fn multiply_tiles<E: Float>(
                     sums = added;
                     step = next;
                 }
-                store_tile::<E, Sums>(sums, row, column, problem, destination, shared, config);
+                store_tile::<E, Sums>(sums, row, problem, &destination, shared, config);
             }
         } else {
-            store_tile::<E, Sums>(sums, row, column, problem, destination, shared, config);
+            store_tile::<E, Sums>(sums, row, problem, &destination, shared, config);
         }
     }
     step
@@ -71,16 +74,15 @@ pub(super) fn multiply_tiles<E: Float>(
 fn store_tile<E: Float, N: Size>(
     sums: Vector<f32, N>,
     row: u32,
-    column: u32,
     problem: &Problem,
     destination: &Destination,
     shared: u32,
     #[comptime] config: ProductConfig,
 ) {
     if comptime!(config.output == Output::Rounded) {
-        store_rounded::<E, N>(sums, row, column, destination, shared, config);
+        store_rounded::<E, N>(sums, row, destination, shared, config);
     } else {
-        store_wide::<N>(sums, row, column, problem, destination);
+        store_wide::<N>(sums, row, problem, destination);
     }
 }
 
@@ -88,7 +90,7 @@ fn store_tile<E: Float, N: Size>(
 #[cube]
 pub(super) fn multiply_narrow_tiles<E: Float>(
     problem: &Problem,
-    destination: &Destination,
+    destinations: &Destinations<E>,
     shared: u32,
     first: u32,
     #[comptime] config: ProductConfig,
@@ -100,7 +102,7 @@ pub(super) fn multiply_narrow_tiles<E: Float>(
     let mut step = first;
     let mut narrow = CUBE_POS_X;
     while narrow < 4 * problem.divided {
-        let (row, column) = place(whole + narrow / 4, problem);
+        let (row, column_tile) = place(whole + narrow / 4, problem);
         for pair in 0..problem.steps.div_ceil(2) {
             let stage = stage_of(shared, step, config);
             wait_barrier(stage.filled, stage.parity);
@@ -115,8 +117,9 @@ pub(super) fn multiply_narrow_tiles<E: Float>(
             step += 1;
         }
         let row = row + warpgroup * 64;
-        let column = column + narrow % 4 * NARROW_COLUMNS as u32;
-        store_narrow::<E, Sums>(sums, row, column, destination, shared, config);
+        let mut destination = destination::<E>(destinations, column_tile, config);
+        destination.column += narrow % 4 * NARROW_COLUMNS as u32;
+        store_narrow::<E, Sums>(sums, row, &destination, shared, config);
         narrow += CUBE_COUNT_X;
     }
 }

@@ -1,24 +1,68 @@
 //! From sums in registers to the result.
 
+use burn_tree_kit::cube::matrix::global_address;
 use burn_tree_kit::cube::warpgroup::*;
 use cubecl::prelude::*;
 
 use super::arguments::Problem;
-use super::config::{PANEL_BYTES, ProductConfig};
+use super::config::{Output, PANEL_BYTES, ProductConfig};
+use crate::product::plan::TILE_COLUMNS;
 
-/// Where results go.
+/// The results of a launch.
+#[derive(CubeType, CubeLaunch)]
+pub(in crate::product) struct Destinations<E: Float> {
+    /// With [`Output::Rounded`], one for all right operands or one for each.
+    pub rounded: Sequence<TensorMap<E, Tiled>>,
+    /// With [`Output::Wide`], one.
+    pub wide: Sequence<Box<[f32]>>,
+    /// End of each rounded result among the column tiles.
+    pub ends: Sequence<u32>,
+}
+
+/// Where a tile goes.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Destination {
     /// Of a tensor map, or of numbers.
     pub address: u64,
+    /// The first column.
+    pub column: u32,
 }
 
-/// Writes 64 x 256 sums of a warpgroup, rounded, to rows from `row` and columns from `column` on.
+/// Where a tile of column tile number `column_tile` goes.
+#[cube]
+pub(super) fn destination<E: Float>(
+    destinations: &Destinations<E>,
+    column_tile: u32,
+    #[comptime] config: ProductConfig,
+) -> Destination {
+    if comptime!(config.output == Output::Rounded) {
+        let mut address = map_address::<E>(destinations.rounded.index(0usize));
+        let mut start = 0u32;
+        #[unroll]
+        for index in 1..destinations.rounded.len() {
+            let before = *destinations.ends.index(comptime!(index - 1));
+            if column_tile >= before {
+                address = map_address::<E>(destinations.rounded.index(index));
+                start = before;
+            }
+        }
+        Destination {
+            address,
+            column: (column_tile - start) * TILE_COLUMNS as u32,
+        }
+    } else {
+        Destination {
+            address: global_address(&destinations.wide[0]),
+            column: column_tile * TILE_COLUMNS as u32,
+        }
+    }
+}
+
+/// Writes 64 x 256 sums of a warpgroup, rounded, to rows from `row` on.
 #[cube]
 pub(super) fn store_rounded<E: Float, N: Size>(
     sums: Vector<f32, N>,
     row: u32,
-    column: u32,
     destination: &Destination,
     shared: u32,
     #[comptime] config: ProductConfig,
@@ -33,7 +77,7 @@ pub(super) fn store_rounded<E: Float, N: Size>(
         #[unroll]
         for panel in 0..4usize {
             let from = panels + comptime!((panel * PANEL_BYTES) as u32);
-            let column = column + comptime!(64 * panel as u32);
+            let column = destination.column + comptime!(64 * panel as u32);
             store_box(destination.address, column, row, from);
         }
         commit_stores();
@@ -45,7 +89,6 @@ pub(super) fn store_rounded<E: Float, N: Size>(
 pub(super) fn store_narrow<E: Float, N: Size>(
     sums: Vector<f32, N>,
     row: u32,
-    column: u32,
     destination: &Destination,
     shared: u32,
     #[comptime] config: ProductConfig,
@@ -53,7 +96,7 @@ pub(super) fn store_narrow<E: Float, N: Size>(
     let panel = begin_panels(shared, config);
     store_panel::<E, N>(sums, panel, 0usize);
     if finish_panels() {
-        store_box(destination.address, column, row, panel);
+        store_box(destination.address, destination.column, row, panel);
         commit_stores();
     }
 }
@@ -84,13 +127,12 @@ fn finish_panels() -> bool {
 pub(super) fn store_wide<N: Size>(
     sums: Vector<f32, N>,
     row: u32,
-    column: u32,
     problem: &Problem,
     destination: &Destination,
 ) {
     let lane = UNIT_POS_X % 32;
     let row = row + UNIT_POS_X % WARPGROUP as u32 / 32 * 16 + lane / 4;
-    let column = column + lane % 4 * 2;
+    let column = destination.column + lane % 4 * 2;
     let start = u64::cast_from(row) * u64::cast_from(problem.columns) + u64::cast_from(column);
     let first = destination.address + start * 4;
     let second = first + u64::cast_from(problem.columns) * 32;

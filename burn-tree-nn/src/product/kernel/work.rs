@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::arguments::Problem;
-use crate::product::plan::{Ending, TILE_COLUMNS, TILE_ROWS};
+use crate::product::plan::{Ending, TILE_ROWS};
 
 /// Row tiles whose right operands are used together: tiles follow each other down a group.
 const GROUP: u32 = 16;
@@ -92,7 +92,7 @@ pub(super) fn item(
     }
 }
 
-/// The first row and the first column of a tile.
+/// The first row of a tile, and the number of its column tile.
 #[cube]
 pub(super) fn place(tile: u32, problem: &Problem) -> (u32, u32) {
     let group_tiles = GROUP * problem.column_tiles;
@@ -100,6 +100,5 @@ pub(super) fn place(tile: u32, problem: &Problem) -> (u32, u32) {
     let within = tile % group_tiles;
     let height = min(GROUP, problem.row_tiles - group * GROUP);
     let row = (group * GROUP + within % height) * TILE_ROWS as u32;
-    let column = within / height * TILE_COLUMNS as u32;
-    (row, column)
+    (row, within / height)
 }
