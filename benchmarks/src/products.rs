@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use burn::backend::Dispatch;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+use burn_tree_nn::TreeNnOps;
+use burn_tree_nn::linear::InputGradientTerm;
 use burn_tree_train::StepCounts;
 
 use burn_tree_models::ModelConfig;
@@ -108,13 +111,19 @@ fn three_products(
     let x = random([rows, input]);
     let weight = random([input, output]);
     let gradient = random([rows, output]);
+    let [x, weight, gradient] = [x, weight, gradient].map(Tensor::into_dispatch);
     [
-        seconds(device, repetitions, || x.clone().matmul(weight.clone())),
         seconds(device, repetitions, || {
-            gradient.clone().matmul(weight.clone().transpose())
+            Dispatch::linear_output(x.clone(), weight.clone())
         }),
         seconds(device, repetitions, || {
-            x.clone().transpose().matmul(gradient.clone())
+            Dispatch::linear_grad_input(InputGradientTerm {
+                grad: gradient.clone(),
+                weight: weight.clone(),
+            })
+        }),
+        seconds(device, repetitions, || {
+            Dispatch::linear_grad_weight(x.clone(), gradient.clone())
         }),
     ]
 }

@@ -124,7 +124,7 @@ impl StepBound {
     /// ```
     /// use burn_tree_train::{ModelCost, StepBound, StepCounts};
     ///
-    /// Two trajectories of 3 tokens that share 2; each trains its last token.
+    /// // Two trajectories of 3 tokens that share 2; each trains its last token.
     /// let flat = StepCounts { tokens: 6, visible_pairs: 12, projected_rows: 2, predictions: 2 };
     /// let tree = StepCounts { tokens: 4, visible_pairs: 9, projected_rows: 1, predictions: 2 };
     /// let model = ModelCost {

@@ -82,7 +82,7 @@ impl Default for DpoOptions {
 /// let mut loss = 0.0;
 /// for pack in &step.packs {
 ///     let batch = TreeBatch::new(std::slice::from_ref(pack), &Device::flex());
-/// Log-probabilities as a model would predict them: the margin is 2.
+/// // Log-probabilities as a model would predict them: the margin is 2.
 ///     let log_probs = Tensor::<1>::from_floats([-0.2, -2.2], &Device::flex());
 ///     let head = TokenLogProbs::new(log_probs, None);
 ///     dpo.collect(&head, &batch.occurrences);

@@ -79,13 +79,13 @@ impl Default for GspoOptions {
 /// let mut loss = 0.0;
 /// for pack in &step.packs {
 ///     let batch = TreeBatch::new(std::slice::from_ref(pack), &Device::flex());
-/// Log-probabilities as a model would predict them; the shared token is predicted for each.
+/// // Log-probabilities as a model would predict them; the shared token is predicted for each.
 ///     let log_probs = Tensor::<1>::from_floats([-0.5, -0.5, -0.7, -0.7], &Device::flex());
 ///     let head = TokenLogProbs::new(log_probs, None);
 ///     gspo.collect(&head, &batch.occurrences);
 ///     loss += gspo.loss(head, &batch.occurrences).0.into_scalar::<f64>();
 /// }
-/// The policy is still the old one, so both ratios are 1.
+/// // The policy is still the old one, so both ratios are 1.
 /// assert_eq!(loss, 0.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

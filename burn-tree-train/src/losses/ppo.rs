@@ -126,7 +126,7 @@ impl PpoOptions {
 ///     Advantage, PackOptions, Trajectory, TreeBatch, build_forests, pack_step,
 /// };
 ///
-/// Two samples of one prompt with opposite advantages.
+/// // Two samples of one prompt with opposite advantages.
 /// let trajectories = [(3, 1.0), (4, -1.0)].map(|(token, advantage)| Trajectory {
 ///     advantage: Some(Advantage::Trajectory(advantage)),
 ///     old_log_probs: Some(vec![0.0, -0.7]),
@@ -140,7 +140,7 @@ impl PpoOptions {
 /// let step = pack_step(&trajectories, &forests, &options)?;
 /// let batch = TreeBatch::new(&step.packs, &Device::flex());
 ///
-/// Log-probabilities as a model would predict them: the first ratio exceeds the clip range.
+/// // Log-probabilities as a model would predict them: the first ratio exceeds the clip range.
 /// let log_probs = Tensor::<1>::from_floats([-0.3, -0.9], &Device::flex());
 /// let head = TokenLogProbs::new(log_probs, None);
 /// let (loss, metrics) = ppo_loss(head, &batch.occurrences, &PpoOptions::default());

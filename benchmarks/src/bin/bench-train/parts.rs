@@ -5,7 +5,7 @@ use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn_tree_attn::{RopeConfig, rope, tree_attention};
 use burn_tree_models::layers::{Attention, FeedForward, GatedDeltaNet, InputProjections, Mixer};
 use burn_tree_models::{CausalLm, LinearAttentionConfig, ModelConfig};
-use burn_tree_nn::{decay_gate, gated_rms_norm, l2_norm};
+use burn_tree_nn::{decay_gate, gated_rms_norm, l2_norm, linear};
 use burn_tree_nn::{swiglu, token_log_probs};
 use burn_tree_ssm::{CausalConv1dOptions, tree_causal_conv1d_split};
 use burn_tree_train::{BlockContext, StepCounts, TreeModel, sft_loss, widen_gradients};
@@ -207,11 +207,11 @@ fn operations(
     if let FeedForward::Dense(mlp) = &block.mlp {
         let (gate, up) = (inputs.random(inner), inputs.random(inner));
         times.time("gate projection", inputs.product(hidden, inner), || {
-            mlp.gate_proj.forward(x.clone())
+            linear(x.clone(), mlp.gate_proj.weight.val())
         });
         times.time("gated activation", 0.0, || swiglu(gate.clone(), up.clone()));
         times.time("down projection", inputs.product(inner, hidden), || {
-            mlp.down_proj.forward(gate.clone())
+            linear(gate.clone(), mlp.down_proj.weight.val())
         });
     }
     times.time("embedding (once)", 0.0, || {
@@ -292,13 +292,13 @@ fn attention_operations(
     times.time(
         "q projection",
         inputs.product(hidden, query_dim + gate_dim),
-        || attention.q_proj.forward(x.clone()),
+        || linear(x.clone(), attention.q_proj.weight.val()),
     );
     times.time("k projection", inputs.product(hidden, key_dim), || {
-        attention.k_proj.forward(x.clone())
+        linear(x.clone(), attention.k_proj.weight.val())
     });
     times.time("o projection", inputs.product(query_dim, hidden), || {
-        attention.o_proj.forward(query.clone())
+        linear(query.clone(), attention.o_proj.weight.val())
     });
     if let Some(norm) = &attention.q_norm {
         times.time("q norm", 0.0, || {
@@ -345,15 +345,15 @@ fn recurrent_operations(
         times.time(
             "q, k, v projection",
             inputs.product(hidden, conv_dim),
-            || projections.in_proj_qkv.forward(x.clone()),
+            || linear(x.clone(), projections.in_proj_qkv.weight.val()),
         );
         times.time("z projection", inputs.product(hidden, value_dim), || {
-            projections.in_proj_z.forward(x.clone())
+            linear(x.clone(), projections.in_proj_z.weight.val())
         });
         times.time(
             "gate projection by head",
             inputs.product(hidden, heads),
-            || projections.in_proj_a.forward(x.clone()),
+            || linear(x.clone(), projections.in_proj_a.weight.val()),
         );
     }
     times.time("convolution", 0.0, || {
@@ -389,6 +389,6 @@ fn recurrent_operations(
     times.time(
         "output projection",
         inputs.product(value_dim, hidden),
-        || layer.out_proj.forward(value.clone()),
+        || linear(value.clone(), layer.out_proj.weight.val()),
     );
 }

@@ -7,6 +7,9 @@
 //! *emptied* the warpgroups that have multiplied. The results of a tile leave through panels in
 //! shared memory while the next tile is computed.
 
+// CubeCL has no `is_multiple_of`, and branches at compile time stay apart from those at run time.
+#![allow(clippy::manual_is_multiple_of, clippy::collapsible_if)]
+
 mod arguments;
 mod config;
 mod exchange;
