@@ -47,21 +47,35 @@ fn forward_kernel<F: Float, A: Float, D: Float, N: Size>(
     gate[ABSOLUTE_POS] = -(rate * softplus::<N>(x));
 }
 
+/// Gradients; those of the heads' parameters in blocks of rows.
+#[derive(CubeType, CubeLaunch)]
+struct Gradients<F: Float, N: Size> {
+    a: Box<[Vector<F, N>]>,
+    a_log: Box<[Vector<f32, N>]>,
+    dt_bias: Box<[Vector<f32, N>]>,
+}
+
+/// The rows and their division into blocks.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Problem {
+    rows: usize,
+    /// Vectors per row.
+    width: usize,
+    rows_per_block: usize,
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn backward_kernel<F: Float, A: Float, D: Float, N: Size>(
     a: &[Vector<F, N>],
     a_log: &[Vector<A, N>],
     dt_bias: &[Vector<D, N>],
     grad: &[Vector<f32, N>],
-    grad_a: &mut [Vector<F, N>],
-    grad_a_log: &mut [Vector<f32, N>],
-    grad_dt_bias: &mut [Vector<f32, N>],
-    rows: usize,
-    width: usize,
-    rows_per_block: usize,
+    gradients: &mut Gradients<F, N>,
+    problem: Problem,
     #[comptime] groups: RowGroups,
     #[define(F, A, D)] _dtypes: [ElemType; 3],
 ) {
+    let (rows, width, rows_per_block) = (problem.rows, problem.width, problem.rows_per_block);
     let lanes = comptime!(groups.lanes as usize);
     let above = comptime!(groups.groups());
     let columns = width.div_ceil(lanes);
@@ -88,7 +102,7 @@ fn backward_kernel<F: Float, A: Float, D: Float, N: Size>(
                 let grad_x = along / (one + (-x).exp());
                 sum_a_log += along * softplus::<N>(x);
                 sum_dt_bias += grad_x;
-                grad_a[at] = Vector::cast_from(grad_x);
+                gradients.a[at] = Vector::cast_from(grad_x);
             }
         }
     }
@@ -96,8 +110,8 @@ fn backward_kernel<F: Float, A: Float, D: Float, N: Size>(
     let sum_a_log = group_sum::<N>(sum_a_log, &mut shared, groups);
     let sum_dt_bias = group_sum::<N>(sum_dt_bias, &mut shared, groups);
     if UNIT_POS < groups.lanes && column < width {
-        grad_a_log[block * width + column] = sum_a_log;
-        grad_dt_bias[block * width + column] = sum_dt_bias;
+        gradients.a_log[block * width + column] = sum_a_log;
+        gradients.dt_bias[block * width + column] = sum_dt_bias;
     }
 }
 
@@ -171,12 +185,12 @@ pub(crate) fn backward(
             a_log.clone().into_buffer_arg(),
             dt_bias.clone().into_buffer_arg(),
             grad.into_buffer_arg(),
-            grad_a.clone().into_buffer_arg(),
-            grad_a_log.clone().into_buffer_arg(),
-            grad_dt_bias.clone().into_buffer_arg(),
-            rows,
-            width,
-            rows_per_block,
+            GradientsLaunch::new(
+                grad_a.clone().into_buffer_arg(),
+                grad_a_log.clone().into_buffer_arg(),
+                grad_dt_bias.clone().into_buffer_arg(),
+            ),
+            ProblemLaunch::new(rows, width, rows_per_block),
             groups,
             [elem(a.dtype), elem(a_log.dtype), elem(dt_bias.dtype)],
         );

@@ -11,7 +11,7 @@ use burn_tree_kit::implementation::Unavailable;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use crate::norm::kernel::Rows;
+use crate::norm::kernel::{NormProblem, NormProblemLaunch, Rows};
 
 /// Maximum number of blocks of rows over which the gradient of the weight is summed first. It is
 /// constant, so that the order of the sum is fixed.
@@ -49,17 +49,16 @@ fn forward_kernel<F: Float, W: Float, N: Size>(
     gate: &[Vector<F, N>],
     weight: &[Vector<W, N>],
     y: &mut [Vector<F, N>],
-    rows: usize,
-    width: usize,
-    epsilon: f32,
+    problem: NormProblem,
     #[comptime] plan: Plan,
     #[define(F, W)] _dtypes: [ElemType; 2],
 ) {
+    let (width, epsilon) = (problem.width, problem.epsilon);
     let layout = comptime!(plan.layout);
     let lanes = comptime!(layout.groups.lanes as usize);
     let lane = UNIT_POS as usize % lanes;
     let row = CUBE_POS * comptime!(layout.groups.groups()) + UNIT_POS as usize / lanes;
-    let in_bounds = row < rows;
+    let in_bounds = row < problem.rows;
 
     let values = load_row::<F, N>(x, row, in_bounds, width, layout);
     let gates = load_row::<F, N>(gate, row, in_bounds, width, layout);
@@ -89,22 +88,27 @@ fn forward_kernel<F: Float, W: Float, N: Size>(
     }
 }
 
+/// Gradients; that of the weight in blocks of rows.
+#[derive(CubeType, CubeLaunch)]
+struct Gradients<F: Float, N: Size> {
+    x: Box<[Vector<F, N>]>,
+    gate: Box<[Vector<F, N>]>,
+    weight: Box<[Vector<f32, N>]>,
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn backward_kernel<F: Float, W: Float, N: Size>(
     x: &[Vector<F, N>],
     gate: &[Vector<F, N>],
     weight: &[Vector<W, N>],
     grad: &[Vector<F, N>],
-    grad_x: &mut [Vector<F, N>],
-    grad_gate: &mut [Vector<F, N>],
-    grad_weight: &mut [Vector<f32, N>],
-    rows: usize,
-    width: usize,
-    rows_per_block: usize,
-    epsilon: f32,
+    gradients: &mut Gradients<F, N>,
+    problem: NormProblem,
     #[comptime] plan: Plan,
     #[define(F, W)] _dtypes: [ElemType; 2],
 ) {
+    let (rows, width, rows_per_block) = (problem.rows, problem.width, problem.rows_per_block);
+    let epsilon = problem.epsilon;
     let layout = comptime!(plan.layout);
     let groups = comptime!(layout.groups.groups());
     let lanes = comptime!(layout.groups.lanes as usize);
@@ -159,7 +163,7 @@ fn backward_kernel<F: Float, W: Float, N: Size>(
             if in_bounds && (layout.exact || column < width) {
                 // d silu / d z = s + silu (1 - s)
                 let slope = open + silu * (Vector::<f32, N>::new(1.0f32) - open);
-                grad_gate[row * width + column] =
+                gradients.gate[row * width + column] =
                     Vector::cast_from(grad * normed * weights[load] * slope);
             }
         }
@@ -171,7 +175,7 @@ fn backward_kernel<F: Float, W: Float, N: Size>(
                 let column = lane + load * lanes;
                 if layout.exact || column < width {
                     let normed = Vector::<f32, N>::cast_from(values[load]) * factor;
-                    grad_x[row * width + column] =
+                    gradients.x[row * width + column] =
                         Vector::cast_from((grad_normed[load] - normed * mean) * factor);
                 }
             }
@@ -184,7 +188,7 @@ fn backward_kernel<F: Float, W: Float, N: Size>(
         let column = lane + load * lanes;
         let sum = group_sum::<N>(weight_sums[load], &mut shared, layout.groups);
         if UNIT_POS < layout.groups.lanes && (layout.exact || column < width) {
-            grad_weight[CUBE_POS * width + column] = sum;
+            gradients.weight[CUBE_POS * width + column] = sum;
         }
     }
 }
@@ -213,9 +217,7 @@ pub(crate) fn forward(
             gate.into_buffer_arg(),
             weight.clone().into_buffer_arg(),
             y.clone().into_buffer_arg(),
-            rows.count,
-            rows.width,
-            epsilon as f32,
+            NormProblemLaunch::new(rows.count, rows.width, 0, epsilon as f32),
             Plan::new(&rows, &x),
             [elem(x.dtype), elem(weight.dtype)],
         );
@@ -250,13 +252,12 @@ pub(crate) fn backward(
             gate.into_buffer_arg(),
             weight.clone().into_buffer_arg(),
             grad.into_buffer_arg(),
-            grad_x.clone().into_buffer_arg(),
-            grad_gate.clone().into_buffer_arg(),
-            grad_weight.clone().into_buffer_arg(),
-            rows.count,
-            rows.width,
-            rows_per_block,
-            epsilon as f32,
+            GradientsLaunch::new(
+                grad_x.clone().into_buffer_arg(),
+                grad_gate.clone().into_buffer_arg(),
+                grad_weight.clone().into_buffer_arg(),
+            ),
+            NormProblemLaunch::new(rows.count, rows.width, rows_per_block, epsilon as f32),
             Plan::new(&rows, &x),
             [elem(x.dtype), elem(weight.dtype)],
         );

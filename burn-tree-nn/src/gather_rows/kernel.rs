@@ -49,13 +49,19 @@ fn sum_kernel<F: Float, O: Float, N: Size>(
     output[ABSOLUTE_POS] = Vector::cast_from(sum);
 }
 
+/// Which rows are read for each row of the result.
+#[derive(CubeType, CubeLaunch)]
+struct Reads {
+    reads: Box<[u32]>,
+    starts: Box<[u32]>,
+}
+
 /// As [`sum_kernel`], but reads at or above `n_values` are rows of `parts`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn sum_with_parts_kernel<F: Float, O: Float, N: Size>(
     values: &[Vector<F, N>],
     parts: &[Vector<f32, N>],
-    reads: &[u32],
-    starts: &[u32],
+    lists: &Reads,
     output: &mut [Vector<O, N>],
     n_values: u32,
     width: usize,
@@ -68,8 +74,8 @@ fn sum_with_parts_kernel<F: Float, O: Float, N: Size>(
     let row = ABSOLUTE_POS / width;
     let column = ABSOLUTE_POS % width;
     let mut sum = Vector::<f32, N>::zeroed();
-    for i in starts[row]..starts[row + 1] {
-        let read = reads[i as usize];
+    for i in lists.starts[row]..lists.starts[row + 1] {
+        let read = lists.reads[i as usize];
         if read < n_values {
             sum += Vector::cast_from(values[read as usize * width + column]);
         } else {
@@ -183,8 +189,7 @@ fn sum_with_parts(
             vector,
             values.clone().into_buffer_arg(),
             parts.into_buffer_arg(),
-            lists.reads.arg(),
-            lists.starts.arg(),
+            ReadsLaunch::new(lists.reads.arg(), lists.starts.arg()),
             output.clone().into_buffer_arg(),
             plan.indices().len() as u32,
             width,

@@ -4,6 +4,20 @@
 use burn_cubecl::tensor::CubeTensor;
 use burn_tree_kit::cube::{RowLayout, vector_size};
 use burn_tree_kit::implementation::Unavailable;
+use cubecl::prelude::*;
+
+/// The rows as kernels take them.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct NormProblem {
+    /// Number of rows.
+    pub rows: usize,
+    /// Vectors per row.
+    pub width: usize,
+    /// Rows of a block of the backward pass.
+    pub rows_per_block: usize,
+    /// Added to the mean of the squares.
+    pub epsilon: f32,
+}
 
 /// The rows of a tensor and their layout in kernels.
 #[derive(Clone, Copy, Debug)]

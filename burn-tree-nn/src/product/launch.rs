@@ -61,67 +61,87 @@ impl Products {
         Ok(())
     }
 
+    /// `[M, N, S]` of each product.
+    fn sizes(&self) -> Vec<[usize; 3]> {
+        self.pairs()
+            .map(|(left, right)| self.form.sizes(left, right))
+            .collect()
+    }
+
+    fn output(&self) -> Output {
+        match self.dtype == self.left[0].dtype {
+            true => Output::Rounded,
+            false => Output::Wide,
+        }
+    }
+
+    /// The tiles, and where each product ends: among the steps of a sum, or among the column tiles.
+    fn tiles(&self, sizes: &[[usize; 3]]) -> (Tiles, Vec<usize>) {
+        let [rows, columns, summed] = sizes[0];
+        let mut end = 0;
+        let ends = sizes.iter().map(|&[_, columns, summed]| {
+            end += match self.joined {
+                Joined::Sum => summed.div_ceil(STEP),
+                Joined::Columns => columns.div_ceil(TILE_COLUMNS),
+            };
+            end
+        });
+        let ends: Vec<usize> = ends.collect();
+        let (columns, steps) = match self.joined {
+            Joined::Sum => (columns.div_ceil(TILE_COLUMNS), end),
+            Joined::Columns => (end, summed.div_ceil(STEP)),
+        };
+        let tiles = Tiles {
+            rows: rows.div_ceil(TILE_ROWS),
+            columns,
+            steps,
+        };
+        (tiles, ends)
+    }
+
+    /// Whether the kernel can divide tiles into narrow ones.
+    fn takes_narrow_tiles(&self, ends: &[usize]) -> bool {
+        // A stage of a narrow tile holds two steps of one product.
+        let whole_pairs = match self.joined {
+            Joined::Sum => ends.len() == 1 || ends.iter().all(|end| end.is_multiple_of(2)),
+            Joined::Columns => true,
+        };
+        self.output() == Output::Rounded && self.form.left() == Major::Summed && whole_pairs
+    }
+
+    /// Memory for the results: one, or one for each right operand.
+    fn results(&self, sizes: &[[usize; 3]]) -> Vec<CubeTensor> {
+        let results = match self.joined {
+            Joined::Sum => 1,
+            Joined::Columns => sizes.len(),
+        };
+        let near = &self.left[0];
+        let result = |&[rows, columns, _]: &[usize; 3]| empty(near, [rows, columns], self.dtype);
+        sizes.iter().take(results).map(result).collect()
+    }
+
     /// Runs the kernel. Returns one result, or one for each right operand.
     pub(crate) fn launch(self) -> Vec<CubeTensor> {
         let near = self.left[0].clone();
-        let client = &near.client;
         let element = elem(near.dtype);
-        let hardware = &client.properties().hardware;
+        let hardware = &near.client.properties().hardware;
         let cubes = hardware.num_streaming_multiprocessors.unwrap_or(1) as usize;
-        let output = match self.dtype == near.dtype {
-            true => Output::Rounded,
-            false => Output::Wide,
-        };
-
-        let sizes: Vec<_> = self.pairs().map(|(l, r)| self.form.sizes(l, r)).collect();
-        let [rows, columns, _] = sizes[0];
-        let of_product = |&[_, columns, summed]: &[usize; 3]| match self.joined {
-            Joined::Sum => summed.div_ceil(STEP),
-            Joined::Columns => columns.div_ceil(TILE_COLUMNS),
-        };
-        let ends: Vec<usize> = sizes
-            .iter()
-            .scan(0, |end, sizes| {
-                *end += of_product(sizes);
-                Some(*end)
-            })
-            .collect();
-        let last = *ends.last().expect("there is at least one product");
-        let tiles = Tiles {
-            rows: rows.div_ceil(TILE_ROWS),
-            columns: match self.joined {
-                Joined::Sum => columns.div_ceil(TILE_COLUMNS),
-                Joined::Columns => last,
-            },
-            steps: match self.joined {
-                Joined::Sum => last,
-                Joined::Columns => sizes[0][2].div_ceil(STEP),
-            },
-        };
-        // A stage of a narrow tile holds two steps of one product.
-        let whole_pairs = self.joined == Joined::Columns
-            || sizes.len() == 1
-            || sizes
-                .iter()
-                .all(|sizes| of_product(sizes).is_multiple_of(2));
-        let narrow = output == Output::Rounded && self.form.left() == Major::Summed && whole_pairs;
-        let (ending, divided) = tiles.ending(cubes, narrow);
+        let sizes = self.sizes();
+        let (tiles, ends) = self.tiles(&sizes);
+        let (ending, divided) = tiles.ending(cubes, self.takes_narrow_tiles(&ends));
         let launched = match ending {
             Ending::Whole => cubes.min(tiles.count()),
             Ending::Narrow | Ending::Split => cubes,
         };
-
-        let results: Vec<CubeTensor> = match self.joined {
-            Joined::Sum => vec![empty(&near, [rows, columns], self.dtype)],
-            Joined::Columns => sizes
-                .iter()
-                .map(|&[rows, columns, _]| empty(&near, [rows, columns], self.dtype))
-                .collect(),
+        let config = ProductConfig {
+            form: self.form,
+            joined: self.joined,
+            output: self.output(),
+            ending,
         };
-        let mut exchange = SequenceArg::new();
-        if ending == Ending::Split {
-            exchange.push(exchange_memory(&near, launched));
-        }
+        let results = self.results(&sizes);
+        let exchange = (ending == Ending::Split).then(|| exchange_memory(&near, launched));
+        let [rows, columns, _] = sizes[0];
         let problem = ProblemLaunch::new(
             rows as u32,
             columns as u32,
@@ -130,18 +150,10 @@ impl Products {
             tiles.steps as u32,
             divided as u32,
         );
-        let config = ProductConfig {
-            form: self.form,
-            joined: self.joined,
-            output,
-            ending,
-        };
-        let (left_rows, right_rows) = (
-            box_rows(self.form.left(), TILE_ROWS),
-            box_rows(self.form.right(), TILE_COLUMNS),
-        );
+        let left_rows = box_rows(self.form.left(), TILE_ROWS);
         let left = self.left.into_iter();
         let left = left.map(|left| panel_map(&readable(left), left_rows, element));
+        let right_rows = box_rows(self.form.right(), TILE_COLUMNS);
         let right = self.right.into_iter().zip(&ends).map(|(right, &end)| {
             let right = readable(right);
             let narrow = panel_map(&right, PANEL, element);
@@ -151,13 +163,13 @@ impl Products {
         // result. Every cube of `Ending::Split` has a part and two flags.
         unsafe {
             matrix_product::launch_unchecked(
-                client,
+                &near.client,
                 CubeCount::Static(launched as u32, 1, 1),
                 CubeDim::new_1d(UNITS as u32),
                 left.collect(),
                 right.collect(),
-                destinations(&results, output, &ends, element),
-                exchange,
+                destinations(&results, config.output, &ends, element),
+                exchange.into_iter().collect(),
                 problem,
                 config,
                 element,

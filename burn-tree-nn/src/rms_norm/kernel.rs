@@ -12,7 +12,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::scale::NormScale;
-use crate::norm::kernel::Rows;
+use crate::norm::kernel::{NormProblem, NormProblemLaunch, Rows};
 
 /// Maximum number of blocks of rows over which the gradient of the weight is summed first. It is
 /// constant, so that the order of the sum is fixed.
@@ -36,23 +36,36 @@ fn scale<W: Float, N: Size>(
     scale
 }
 
+/// Compile-time parameters of a kernel, besides its element types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Plan {
+    layout: RowLayout,
+    zero_centered: bool,
+}
+
+/// Results of the forward pass.
+#[derive(CubeType, CubeLaunch)]
+struct Results<F: Float, N: Size> {
+    y: Box<[Vector<F, N>]>,
+    inverse_rms: Box<[f32]>,
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn forward_kernel<F: Float, W: Float, N: Size>(
     x: &[Vector<F, N>],
     weight: &[Vector<W, N>],
-    y: &mut [Vector<F, N>],
-    inverse_rms: &mut [f32],
-    rows: usize,
-    width: usize,
-    epsilon: f32,
-    #[comptime] zero_centered: bool,
-    #[comptime] layout: RowLayout,
+    results: &mut Results<F, N>,
+    problem: NormProblem,
+    #[comptime] plan: Plan,
     #[define(F, W)] _dtypes: [ElemType; 2],
 ) {
+    let layout = comptime!(plan.layout);
+    let zero_centered = comptime!(plan.zero_centered);
+    let width = problem.width;
     let lanes = comptime!(layout.groups.lanes as usize);
     let lane = UNIT_POS as usize % lanes;
     let row = CUBE_POS * comptime!(layout.groups.groups()) + UNIT_POS as usize / lanes;
-    let in_bounds = row < rows;
+    let in_bounds = row < problem.rows;
 
     let values = load_row::<F, N>(x, row, in_bounds, width, layout);
     let mut squares = Vector::<f32, N>::zeroed();
@@ -63,7 +76,7 @@ fn forward_kernel<F: Float, W: Float, N: Size>(
     }
     let sum = row_sum(squares.vector_sum(), layout.groups);
     let mean = sum / f32::cast_from(width * N::value());
-    let factor = 1.0f32 / (mean + epsilon).sqrt();
+    let factor = 1.0f32 / (mean + problem.epsilon).sqrt();
 
     if in_bounds {
         #[unroll]
@@ -75,13 +88,20 @@ fn forward_kernel<F: Float, W: Float, N: Size>(
                     normed = Vector::cast_from(Vector::<F, N>::cast_from(normed));
                 }
                 let scale = scale::<W, N>(weight[column], zero_centered);
-                y[row * width + column] = Vector::cast_from(normed * scale);
+                results.y[row * width + column] = Vector::cast_from(normed * scale);
             }
         }
         if lane == 0 {
-            inverse_rms[row] = factor;
+            results.inverse_rms[row] = factor;
         }
     }
+}
+
+/// Gradients; that of the weight in blocks of rows.
+#[derive(CubeType, CubeLaunch)]
+struct Gradients<F: Float, N: Size> {
+    x: Box<[Vector<F, N>]>,
+    weight: Box<[Vector<f32, N>]>,
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -90,15 +110,14 @@ fn backward_kernel<F: Float, W: Float, N: Size>(
     weight: &[Vector<W, N>],
     inverse_rms: &[f32],
     grad: &[Vector<F, N>],
-    grad_x: &mut [Vector<F, N>],
-    grad_weight: &mut [Vector<f32, N>],
-    rows: usize,
-    width: usize,
-    rows_per_block: usize,
-    #[comptime] zero_centered: bool,
-    #[comptime] layout: RowLayout,
+    gradients: &mut Gradients<F, N>,
+    problem: NormProblem,
+    #[comptime] plan: Plan,
     #[define(F, W)] _dtypes: [ElemType; 2],
 ) {
+    let layout = comptime!(plan.layout);
+    let zero_centered = comptime!(plan.zero_centered);
+    let (rows, width, rows_per_block) = (problem.rows, problem.width, problem.rows_per_block);
     let groups = comptime!(layout.groups.groups());
     let lanes = comptime!(layout.groups.lanes as usize);
     let loads = comptime!(layout.loads as usize);
@@ -145,7 +164,7 @@ fn backward_kernel<F: Float, W: Float, N: Size>(
                     let normed = Vector::<f32, N>::cast_from(values[load]) * Vector::new(factor);
                     let grad = Vector::<f32, N>::cast_from(grads[load]);
                     let grad_normed = grad * scale::<W, N>(weight[column], zero_centered);
-                    grad_x[row * width + column] =
+                    gradients.x[row * width + column] =
                         Vector::cast_from((grad_normed - normed * mean) * Vector::new(factor));
                 }
             }
@@ -158,8 +177,15 @@ fn backward_kernel<F: Float, W: Float, N: Size>(
         let column = lane + load * lanes;
         let sum = group_sum::<N>(weight_sums[load], &mut shared, layout.groups);
         if group == 0 && (layout.exact || column < width) {
-            grad_weight[CUBE_POS * width + column] = sum;
+            gradients.weight[CUBE_POS * width + column] = sum;
         }
+    }
+}
+
+fn plan(rows: &Rows, scale: NormScale) -> Plan {
+    Plan {
+        layout: rows.layout,
+        zero_centered: scale.adds_one(),
     }
 }
 
@@ -186,13 +212,12 @@ pub(crate) fn forward(
             rows.vector,
             x.clone().into_buffer_arg(),
             weight.clone().into_buffer_arg(),
-            y.clone().into_buffer_arg(),
-            inverse_rms.clone().into_buffer_arg(),
-            rows.count,
-            rows.width,
-            epsilon as f32,
-            scale.adds_one(),
-            rows.layout,
+            ResultsLaunch::new(
+                y.clone().into_buffer_arg(),
+                inverse_rms.clone().into_buffer_arg(),
+            ),
+            NormProblemLaunch::new(rows.count, rows.width, 0, epsilon as f32),
+            plan(&rows, scale),
             [elem(x.dtype), elem(weight.dtype)],
         );
     }
@@ -226,13 +251,12 @@ pub(crate) fn backward(
             weight.clone().into_buffer_arg(),
             inverse_rms.into_buffer_arg(),
             grad.into_buffer_arg(),
-            grad_x.clone().into_buffer_arg(),
-            grad_weight.clone().into_buffer_arg(),
-            rows.count,
-            rows.width,
-            rows_per_block,
-            scale.adds_one(),
-            rows.layout,
+            GradientsLaunch::new(
+                grad_x.clone().into_buffer_arg(),
+                grad_weight.clone().into_buffer_arg(),
+            ),
+            NormProblemLaunch::new(rows.count, rows.width, rows_per_block, 0.0),
+            plan(&rows, scale),
             [elem(x.dtype), elem(weight.dtype)],
         );
     }

@@ -12,10 +12,44 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::head::{Head, cube_per_row, logits_vector, product, slice_rows};
+use super::softmax::{Occurrences, OccurrencesLaunch};
 use crate::product::Form;
 
 /// Maximum number of vectors of a row of logits per unit.
 const VECTORS_PER_UNIT: u32 = 16;
+
+/// Of the rows and their occurrences, what the gradient of the logits is made of.
+#[derive(CubeType, CubeLaunch)]
+struct RowGradients {
+    log_sum_exps: Box<[f32]>,
+    entropies: Box<[f32]>,
+    grads: Box<[f32]>,
+    entropy_grads: Box<[f32]>,
+}
+
+/// A chunk of the vocabulary, for all rows.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Chunk {
+    rows: usize,
+    /// Vectors of a row.
+    width: usize,
+    /// Vectors from a row of logits to the next.
+    stride: usize,
+    /// Vectors from a row of the result to the next.
+    output_stride: usize,
+    /// The first token of the chunk.
+    first_token: usize,
+    /// Blocks of columns of a row.
+    blocks: usize,
+}
+
+/// Compile-time parameters of the kernel, besides its element types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Plan {
+    entropy: bool,
+    in_place: bool,
+    groups: RowGroups,
+}
 
 /// Logits of a chunk of the vocabulary -> their gradient: the sum over the row's occurrences of
 /// `grad * (onehot(target) - p) - grad_entropy * p * (ln p + H)`, the second term if `entropy`. A
@@ -23,26 +57,18 @@ const VECTORS_PER_UNIT: u32 = 16;
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn gradient_kernel<O: Float, I: Int, N: Size>(
     logits: &[Vector<f32, N>],
-    targets: &[I],
-    starts: &[u32],
-    log_sum_exps: &[f32],
-    entropies: &[f32],
-    grads: &[f32],
-    entropy_grads: &[f32],
+    occurrences: &Occurrences<I>,
+    of_rows: &RowGradients,
     output: &mut [Vector<O, N>],
-    rows: usize,
-    width: usize,
-    stride: usize,
-    output_stride: usize,
-    first_token: usize,
-    blocks: usize,
-    #[comptime] entropy: bool,
-    #[comptime] in_place: bool,
-    #[comptime] groups: RowGroups,
+    chunk: Chunk,
+    #[comptime] plan: Plan,
     #[define(O, I)] _dtypes: [ElemType; 2],
 ) {
+    let entropy = comptime!(plan.entropy);
+    let groups = comptime!(plan.groups);
+    let (width, first_token, blocks) = (chunk.width, chunk.first_token, chunk.blocks);
     let row = CUBE_POS / blocks;
-    if row >= rows {
+    if row >= chunk.rows {
         terminate!();
     }
     let units = comptime!(groups.units as usize);
@@ -52,30 +78,30 @@ fn gradient_kernel<O: Float, I: Int, N: Size>(
     if end_column > width {
         end_column = width;
     }
-    let base = row * stride;
-    let output_base = row * output_stride;
-    let start = starts[row] as usize;
-    let end = starts[row + 1] as usize;
+    let base = row * chunk.stride;
+    let output_base = row * chunk.output_stride;
+    let start = occurrences.starts[row] as usize;
+    let end = occurrences.starts[row + 1] as usize;
 
     let mut part = 0.0f32;
     let mut occurrence = start + UNIT_POS as usize;
     while occurrence < end {
-        part += grads[occurrence];
+        part += of_rows.grads[occurrence];
         occurrence += units;
     }
     let total = row_sum(part, groups);
-    let log_sum_exp = log_sum_exps[row];
+    let log_sum_exp = of_rows.log_sum_exps[row];
     let mut entropy_grad = 0.0f32;
     let mut row_entropy = 0.0f32;
     if comptime!(entropy) {
         let mut entropy_part = 0.0f32;
         let mut occurrence = start + UNIT_POS as usize;
         while occurrence < end {
-            entropy_part += entropy_grads[occurrence];
+            entropy_part += of_rows.entropy_grads[occurrence];
             occurrence += units;
         }
         entropy_grad = row_sum(entropy_part, groups);
-        row_entropy = entropies[start];
+        row_entropy = of_rows.entropies[start];
     }
 
     let mut column = first_column + UNIT_POS as usize;
@@ -96,7 +122,7 @@ fn gradient_kernel<O: Float, I: Int, N: Size>(
     // vector.
     occurrence = start + UNIT_POS as usize;
     while occurrence < end {
-        let target = usize::cast_from(targets[occurrence]);
+        let target = usize::cast_from(occurrences.targets[occurrence]);
         // A target below the block wraps to an index past its end.
         let in_block = target >= first_token + first_column * N::value()
             && target < first_token + end_column * N::value();
@@ -104,7 +130,7 @@ fn gradient_kernel<O: Float, I: Int, N: Size>(
             let column = (target - first_token) / N::value();
             let mut is_first = true;
             for other in start..occurrence {
-                let other_target = usize::cast_from(targets[other]);
+                let other_target = usize::cast_from(occurrences.targets[other]);
                 if other_target >= first_token
                     && (other_target - first_token) / N::value() == column
                 {
@@ -112,18 +138,18 @@ fn gradient_kernel<O: Float, I: Int, N: Size>(
                 }
             }
             if is_first {
-                let mut value = if comptime!(in_place) {
+                let mut value = if comptime!(plan.in_place) {
                     Vector::<f32, N>::cast_from(output[output_base + column])
                 } else {
                     let log_p = logits[base + column] - Vector::new(log_sum_exp);
                     off_target::<N>(log_p, total, entropy_grad, row_entropy, entropy)
                 };
                 for other in occurrence..end {
-                    let other_target = usize::cast_from(targets[other]);
+                    let other_target = usize::cast_from(occurrences.targets[other]);
                     #[unroll]
                     for i in 0..N::value() {
                         if other_target == first_token + column * N::value() + i {
-                            value.insert(i, value.extract(i) + grads[other]);
+                            value.insert(i, value.extract(i) + of_rows.grads[other]);
                         }
                     }
                 }
@@ -196,25 +222,30 @@ impl OccurrenceGradients {
                 address_type(&[&logits, &output, &head.targets]),
                 vector,
                 logits.clone().into_buffer_arg(),
-                head.targets.clone().into_buffer_arg(),
-                head.starts.arg(),
-                self.log_sum_exps.clone().into_buffer_arg(),
-                self.entropies.clone().into_buffer_arg(),
-                self.grad.clone().into_buffer_arg(),
-                self.grad_entropy.clone().into_buffer_arg(),
+                OccurrencesLaunch::new(head.targets.clone().into_buffer_arg(), head.starts.arg()),
+                RowGradientsLaunch::new(
+                    self.log_sum_exps.clone().into_buffer_arg(),
+                    self.entropies.clone().into_buffer_arg(),
+                    self.grad.clone().into_buffer_arg(),
+                    self.grad_entropy.clone().into_buffer_arg(),
+                ),
                 match in_place {
                     true => output.as_tensor_alias(0).into_buffer_arg(),
                     false => output.clone().into_buffer_arg(),
                 },
-                rows,
-                width,
-                stride / vector,
-                output_stride / vector,
-                tokens.start,
-                blocks,
-                self.entropy,
-                in_place,
-                groups,
+                ChunkLaunch::new(
+                    rows,
+                    width,
+                    stride / vector,
+                    output_stride / vector,
+                    tokens.start,
+                    blocks,
+                ),
+                Plan {
+                    entropy: self.entropy,
+                    in_place,
+                    groups,
+                },
                 [elem(dtype), elem(head.targets.dtype)],
             );
         }

@@ -12,29 +12,52 @@ use cubecl::prelude::*;
 
 use super::head::{Head, cube_per_row, logits_vector};
 
+/// The occurrences of each row.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Occurrences<I: Int> {
+    pub targets: Box<[I]>,
+    /// First occurrence of each row, and their number at the end.
+    pub starts: Box<[u32]>,
+}
+
+/// Results of the forward pass, as a kernel writes them.
+#[derive(CubeType, CubeLaunch)]
+struct StatisticsBuffers {
+    log_probs: Box<[f32]>,
+    log_sum_exps: Box<[f32]>,
+    entropies: Box<[f32]>,
+}
+
+/// A chunk of logits.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Chunk {
+    /// Number of its first row among the projected rows.
+    first_row: usize,
+    rows: usize,
+    /// Vectors of a row.
+    width: usize,
+    /// Vectors from a row to the next.
+    stride: usize,
+}
+
 /// Log-sum-exp and entropy of each row of a chunk, and the log-probabilities of its occurrences;
 /// one cube per row.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn softmax_kernel<I: Int, N: Size>(
     logits: &[Vector<f32, N>],
-    targets: &[I],
-    starts: &[u32],
-    log_probs: &mut [f32],
-    log_sum_exps: &mut [f32],
-    entropies: &mut [f32],
-    first_row: usize,
-    rows: usize,
-    width: usize,
-    stride: usize,
+    occurrences: &Occurrences<I>,
+    statistics: &mut StatisticsBuffers,
+    chunk: Chunk,
     #[comptime] entropy: bool,
     #[comptime] groups: RowGroups,
     #[define(I)] _dtype: ElemType,
 ) {
-    if CUBE_POS >= rows {
+    if CUBE_POS >= chunk.rows {
         terminate!();
     }
+    let width = chunk.width;
     let units = comptime!(groups.units as usize);
-    let base = CUBE_POS * stride;
+    let base = CUBE_POS * chunk.stride;
 
     // For the unit's logits x: the maximum m, the sum of e^(x - m), and the sum of (x - m) e^(x -
     // m). The initial maximum is finite, so that no difference is NaN.
@@ -73,7 +96,7 @@ fn softmax_kernel<I: Int, N: Size>(
     let row_total = row_sum(sum * scale, groups);
     let log_sum = row_total.ln();
     let log_sum_exp = row_largest + log_sum;
-    let row = first_row + CUBE_POS;
+    let row = chunk.first_row + CUBE_POS;
     let mut row_entropy = 0.0f32;
     if comptime!(entropy) {
         // A unit without logits must not contribute 0 * inf.
@@ -84,12 +107,12 @@ fn softmax_kernel<I: Int, N: Size>(
         row_entropy = log_sum - row_sum(part, groups) / row_total;
     }
     if UNIT_POS == 0 {
-        log_sum_exps[row] = log_sum_exp;
+        statistics.log_sum_exps[row] = log_sum_exp;
     }
 
-    let mut occurrence = starts[row] as usize + UNIT_POS as usize;
-    while occurrence < starts[row + 1] as usize {
-        let target = usize::cast_from(targets[occurrence]);
+    let mut occurrence = occurrences.starts[row] as usize + UNIT_POS as usize;
+    while occurrence < occurrences.starts[row + 1] as usize {
+        let target = usize::cast_from(occurrences.targets[occurrence]);
         // A target outside the vocabulary must not give a valid probability; not all runtimes have
         // NaN.
         let mut log_prob = f32::new(-3.0e38);
@@ -97,9 +120,9 @@ fn softmax_kernel<I: Int, N: Size>(
             let x = logits[base + target / N::value()];
             log_prob = x.extract_dynamic(target % N::value()) - log_sum_exp;
         }
-        log_probs[occurrence] = log_prob;
+        statistics.log_probs[occurrence] = log_prob;
         if comptime!(entropy) {
-            entropies[occurrence] = row_entropy;
+            statistics.entropies[occurrence] = row_entropy;
         }
         occurrence += units;
     }
@@ -136,15 +159,13 @@ impl Statistics {
                 address_type(&[logits, &head.targets]),
                 vector,
                 logits.clone().into_buffer_arg(),
-                head.targets.clone().into_buffer_arg(),
-                head.starts.arg(),
-                self.log_probs.clone().into_buffer_arg(),
-                self.log_sum_exps.clone().into_buffer_arg(),
-                self.entropies.clone().into_buffer_arg(),
-                rows.start,
-                rows.len(),
-                vocab / vector,
-                stride / vector,
+                OccurrencesLaunch::new(head.targets.clone().into_buffer_arg(), head.starts.arg()),
+                StatisticsBuffersLaunch::new(
+                    self.log_probs.clone().into_buffer_arg(),
+                    self.log_sum_exps.clone().into_buffer_arg(),
+                    self.entropies.clone().into_buffer_arg(),
+                ),
+                ChunkLaunch::new(rows.start, rows.len(), vocab / vector, stride / vector),
                 self.entropy,
                 groups,
                 elem(head.targets.dtype),
