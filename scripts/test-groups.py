@@ -71,18 +71,18 @@ GROUPS = {
         runs=[
             Run(
                 {
-                    "attention": 14,
+                    "attention": 15,
                     "events": 1,
                     "implementations": 10,
-                    "mask": 9,
+                    "mask": 11,
                     "rope": 9,
-                    "recurrent_operations": 50,
+                    "recurrent_operations": 58,
                     "layer_parts_implementation": 1,
                     "equivalence": 22,
-                    "fixtures": 101,
+                    "fixtures": 186,
                     "losses": 21,
-                    "partitions": 35,
-                    "regressions": 60,
+                    "partitions": 36,
+                    "regressions": 62,
                 }
             ),
         ],
@@ -109,23 +109,23 @@ GROUPS = {
             Run(
                 {
                     "burn_tree_kit": 12,
-                    "burn_tree_attn": 16,
+                    "burn_tree_attn": 21,
                     "burn_tree_ssm": 5,
-                    "burn_tree_nn": 5,
+                    "burn_tree_nn": 10,
                 },
                 libraries=True,
             ),
             Run(
                 {
-                    "attention": 14,
+                    "attention": 15,
                     "events": 1,
-                    "mask": 9,
+                    "mask": 11,
                     "rope": 9,
                     "delta_rule_kernels": 15,
                     "layer_parts_implementation": 1,
                     "below_fusion": 3,
                     "implementation": 1,
-                    "operations": 55,
+                    "operations": 67,
                 }
             ),
             # Tests of all implementations with all shapes would take hours on a CPU.
