@@ -64,6 +64,10 @@ pub(crate) enum Joined {
 }
 
 /// One to three products that the kernel takes.
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "no product passes `check`")
+)]
 pub(crate) struct Products {
     form: Form,
     joined: Joined,
