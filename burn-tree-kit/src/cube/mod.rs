@@ -10,7 +10,7 @@
 //! * Kernels for each runtime: rows shared by several units ([`RowGroups`], [`RowLayout`],
 //!   [`row_sum()`], [`group_sum()`]), sums of columns ([`column_sum`]), [`sigmoid()`].
 //! * [`matrix`]: parts of kernels for tensor cores.
-//! * `warpgroup` (feature `cuda`): parts of kernels for compute capability 9.0.
+//! * [`warpgroup`]: parts of kernels for compute capability 9.0.
 //! * `translation` (feature `cuda`): translation of kernels to CUDA C++ in tests.
 //!
 //! All kernels compute in f32 for every storage dtype and use no atomics: sums have a fixed order.
@@ -31,7 +31,6 @@ mod row_layout;
 mod rows;
 #[cfg(feature = "cuda")]
 pub mod translation;
-#[cfg(feature = "cuda")]
 pub mod warpgroup;
 
 pub use activation::*;

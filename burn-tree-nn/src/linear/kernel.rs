@@ -12,25 +12,13 @@ const OP: &str = "linear";
 
 /// See [`crate::TreeNnOps::linear_output`].
 pub(crate) fn linear(x: CubeTensor, weight: CubeTensor) -> CubeTensor {
-    each(
-        "forward",
-        Form::Plain,
-        x,
-        [weight],
-        generic::linear::<CubeBackend>,
-    )
-    .remove(0)
+    linears(x, [weight]).remove(0)
 }
 
 /// See [`crate::TreeNnOps::linear_pair`].
 pub(crate) fn linears<const N: usize>(x: CubeTensor, weights: [CubeTensor; N]) -> Vec<CubeTensor> {
-    each(
-        "forward",
-        Form::Plain,
-        x,
-        weights,
-        generic::linear::<CubeBackend>,
-    )
+    let generic = generic::linear::<CubeBackend>;
+    each("forward", Form::Plain, x, weights, generic)
 }
 
 /// See [`crate::TreeNnOps::linear_grad_input`].

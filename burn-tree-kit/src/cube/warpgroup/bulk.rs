@@ -8,11 +8,9 @@ use cubecl_cpp::cuda::ptx::tensor_map_address;
 
 use burn_cubecl::tensor::CubeTensor;
 
+use super::PANEL_COLUMNS;
 use super::barrier::ATTEMPTS;
 use crate::cube::matrix::{Accumulator, read};
-
-/// Columns of a panel: as many 16-bit numbers as the 128-byte swizzle permutes.
-pub const PANEL_COLUMNS: usize = 64;
 
 /// Describes a matrix of 16-bit numbers for copies of boxes of `rows` rows and one panel of columns.
 /// In shared memory, a box has the 128-byte swizzle that matrix products undo. Parts of a box

@@ -7,9 +7,10 @@
 
 use cubecl::prelude::*;
 
-use super::bulk::PANEL_COLUMNS;
 use crate::cube::matrix::{pack, ptx_type, read};
 
+/// Columns of a panel: as many 16-bit numbers as the 128-byte swizzle permutes.
+pub const PANEL_COLUMNS: usize = 64;
 /// Bytes of a row of a panel.
 pub const PANEL_ROW_BYTES: usize = 2 * PANEL_COLUMNS;
 /// Units of a warpgroup.

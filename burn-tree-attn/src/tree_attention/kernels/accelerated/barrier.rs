@@ -4,19 +4,9 @@
 use cubecl::prelude::*;
 
 use burn_tree_kit::cube::matrix::read;
-
-/// Bytes of a barrier in shared memory.
-pub(crate) const BARRIER_BYTES: usize = 8;
-
-/// Makes the 8 bytes at `barrier` a barrier whose phases end after `arrivals` arrivals. One unit
-/// does it, before a `sync_cube`.
-#[cube]
-pub(crate) fn init_barrier(barrier: u32, #[comptime] arrivals: usize) {
-    gpu_asm!(
-        "mbarrier.init.shared.b64 [{barrier}], {arrivals};",
-        barrier = in(_) read::<u32>(barrier), arrivals = const arrivals,
-    );
-}
+pub(crate) use burn_tree_kit::cube::warpgroup::{
+    BARRIER_BYTES, arrive, init_barrier, wait_for_units,
+};
 
 /// Makes the barriers of two stages: at `filled` those that count the `units` units that copied, at
 /// `emptied` those that count the `planes` planes that are done with a stage. One unit does it.
@@ -32,15 +22,6 @@ pub(crate) fn init_stage_barriers(
         init_barrier(filled + slot * BARRIER_BYTES as u32, units);
         init_barrier(emptied + slot * BARRIER_BYTES as u32, planes);
     }
-}
-
-/// Arrives at a barrier.
-#[cube]
-pub(crate) fn arrive(barrier: u32) {
-    gpu_asm!(
-        "{{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [{barrier}]; }}",
-        barrier = in(_) read::<u32>(barrier),
-    );
 }
 
 /// Arrives at a barrier once all asynchronous copies that this unit started before have landed.
@@ -60,13 +41,6 @@ pub(crate) fn wait_barrier(barrier: u32, parity: u32) {
         "{{ .reg .pred ended; again: mbarrier.test_wait.parity.shared.b64 ended, [{barrier}], {parity}; @!ended bra again; }}",
         barrier = in(_) read::<u32>(barrier), parity = in(_) read::<u32>(parity),
     );
-}
-
-/// Waits until `units` units, those of this call and of [`signal_units`], are at the named barrier
-/// `number` (1 to 15). What they wrote to shared memory before is visible afterwards.
-#[cube]
-pub(crate) fn wait_for_units(number: u32, #[comptime] units: usize) {
-    gpu_asm!("bar.sync {number}, {units};", number = in(_) read::<u32>(number), units = const units);
 }
 
 /// Counts at the named barrier `number` without waiting.
